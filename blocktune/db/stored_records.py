@@ -150,7 +150,7 @@ class StoredRecords(ConnectedStore):
 
 
 def _on(device: DeviceSpec | None, query: Select[Any]) -> Select[Any]:
-    """Return the part of a query of trials or winners that is of one device, if there is one."""
+    """Return a query of trials or winners, limited to one device if there is one."""
     row_type = query.column_descriptions[0]["entity"]
     return query if device is None else query.where(row_type.device_id == id_of(DeviceRow, key=device.key))
 

@@ -11,7 +11,7 @@ from tools import program
 from tools.pages.command_reference import leaf_commands
 from tools.stores import Unavailable, io_faults
 from tools.stores.changed_exports import imports
-from tools.stores.faults import Work, told
+from tools.stores.faults import Work, run_program
 from tools.stores.hostile_files import EVERY
 from tools.stores.input.flips import flips
 from tools.stores.input.starts import starts
@@ -40,7 +40,7 @@ def test_a_changed_export_is_taken_whole_or_refused(tmp_path: Path, tried: int) 
 
 @pytest.mark.exhaustive
 def test_what_a_killed_search_of_a_locked_store_acknowledged_is_stored(tmp_path: Path) -> None:
-    found = told("killed_locked", tmp_path, 2, 0)
+    found = run_program("killed_locked", tmp_path, 2, 0)
     assert found["lost"] == 0
     assert found["acknowledged"] > 0
 
@@ -56,7 +56,7 @@ def test_what_a_command_reads_of_a_damaged_file_is_sound_or_said_to_be_short(tri
 
 @exhaustive
 def test_every_command_ends_well_on_hostile_files(tmp_path: Path) -> None:
-    assert told("hostile_files", tmp_path, 3, 0)["broken"] == []
+    assert run_program("hostile_files", tmp_path, 3, 0)["broken"] == []
 
 
 def test_every_command_that_ends_is_tried_on_hostile_files() -> None:
@@ -72,12 +72,12 @@ def test_a_flipped_bit_of_any_file_is_refused_or_changes_nothing(tmp_path: Path,
 
 @pytest.mark.parametrize("runs", [25, pytest.param(500, marks=exhaustive)])
 def test_no_command_shows_a_password(tmp_path: Path, runs: int) -> None:
-    assert told("input.passwords", tmp_path, runs, runs)["broken"] == []
+    assert run_program("input.passwords", tmp_path, runs, runs)["broken"] == []
 
 
 @exhaustive
 def test_files_without_an_end_are_refused(tmp_path: Path) -> None:
-    assert told("input.endless_files", tmp_path, 3, 0)["broken"] == []
+    assert run_program("input.endless_files", tmp_path, 3, 0)["broken"] == []
 
 
 @exhaustive
@@ -87,7 +87,7 @@ def test_production_starts_in_odd_circumstances(tmp_path: Path) -> None:
 
 @exhaustive
 def test_the_first_call_of_production_is_right_in_time_and_small(tmp_path: Path) -> None:
-    assert told("first_calls", tmp_path, 10, 0)["wrong"] == []
+    assert run_program("first_calls", tmp_path, 10, 0)["wrong"] == []
 
 
 @exhaustive

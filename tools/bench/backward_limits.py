@@ -94,7 +94,7 @@ def launch_all(seconds: float) -> None:
             torch.cuda.profiler.stop()
 
 
-def profiled(text: str) -> Iterator[tuple[list[str], list[LaunchCounters]]]:
+def read_profile(text: str) -> Iterator[tuple[list[str], list[LaunchCounters]]]:
     """Yield (label of the shape, whose) and the launches, of what ncu and the launching process print."""
     names = [json.loads(line) for line in text.splitlines() if line.startswith('["')]
     groups: list[list[LaunchCounters]] = []
@@ -135,7 +135,7 @@ def main() -> None:
     compile_ahead(shapes())
     command = [*NCU, sys.executable, "-P", "-m", "tools.bench.backward_limits", f"--seconds={asked.seconds}"]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    rows = [cells(names, launches) for names, launches in profiled(said)]
+    rows = [cells(names, launches) for names, launches in read_profile(said)]
     document = table(new_document(torch.device("cuda")), HOW, COLUMNS, rows)
     save_text(json.dumps(document, indent=1, sort_keys=True) + "\n", asked.out)
 

@@ -101,7 +101,7 @@ class Problem:
             torch.randn(shape.batch, count, shape.seqlen_q, width, device="cuda", dtype=torch.bfloat16)
             for count, width in zip(heads, widths, strict=True)
         )
-        self.lse = (keys_seen(shape).log() + 0.5).expand(self.q.shape[:3]).contiguous()
+        self.lse = (count_seen_keys(shape).log() + 0.5).expand(self.q.shape[:3]).contiguous()
         self.gradients = [torch.empty_like(tensor) for tensor in (self.q, self.k, self.v)]
         self.mask = random_mask(shape) if shape.features.mask is MaskKind.BLOCK_SPARSE else None
         self.bias = random_bias(shape) if shape.features.mask is MaskKind.ADDITIVE else None
@@ -140,7 +140,7 @@ class Problem:
         return lambda: torch.autograd.grad(out, leaves, self.dout, retain_graph=True)
 
 
-def keys_seen(shape: AttentionShape) -> torch.Tensor:
+def count_seen_keys(shape: AttentionShape) -> torch.Tensor:
     """Return how many keys each query sees, under a block mask about."""
     every = torch.full((shape.seqlen_q,), float(shape.seqlen_k), device="cuda")
     if shape.causal is not Causal.NONE:

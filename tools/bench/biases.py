@@ -116,7 +116,7 @@ def own(name: str, question: AnyQuestion, shape: AttentionShape, device: DeviceS
     )
 
 
-def checked(compute: Compute, question: Any) -> Thunk:
+def check_launch(compute: Compute, question: Any) -> Thunk:
     """Return the launch of what is right.
 
     Raises:
@@ -167,7 +167,7 @@ def torch_launches(shape: AttentionShape, question: Any) -> Iterator[tuple[str, 
                 compute(question.q, question.k, question.v)
                 yield backend, partial(compute, question.q, question.k, question.v)
             else:
-                yield backend, checked(compute, question)
+                yield backend, check_launch(compute, question)
         except (RuntimeError, ValueError) as error:
             print(f"{shape.label}: {backend}: {str(error).splitlines()[0]}", flush=True)
 
@@ -181,9 +181,9 @@ def times_of(shape: AttentionShape, device: DeviceSpec, clock: CudaClock) -> dic
     without, _ = questions_of(plain(shape), device="cuda", seed=0)
     ours, portable = KERNELS[shape.direction]
     launches = {
-        "ours": checked(own(ours, question, shape, device), question),
-        "plain": checked(own(ours, without, plain(shape), device), without),
-        "portable": checked(own(portable, question, shape, device), question),
+        "ours": check_launch(own(ours, question, shape, device), question),
+        "plain": check_launch(own(ours, without, plain(shape), device), without),
+        "portable": check_launch(own(portable, question, shape, device), question),
         **dict(torch_launches(shape, question)),
     }
     clock.heat(launches["ours"], HEAT_SECONDS)

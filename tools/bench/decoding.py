@@ -84,7 +84,7 @@ def decoding(batch: int, cache: str | None = None, seqlen_q: int = 1) -> Attenti
     return AttentionShape(**sizes, seqlen_q=seqlen_q, features=found)
 
 
-def served(shape: AttentionShape) -> KernelConfig:
+def served_config(shape: AttentionShape) -> KernelConfig:
     """Return what a call gets out of the box."""
     config = attention.explain(shape).config
     assert config is not None, shape.label
@@ -100,7 +100,7 @@ def compile_ahead(jobs: Iterable[tuple[AttentionShape, KernelConfig]]) -> None:
             future.result()
 
 
-def checked(shape: AttentionShape, config: KernelConfig) -> None:
+def check_config(shape: AttentionShape, config: KernelConfig) -> None:
     """Compare a config with the reference.
 
     Raises:
@@ -133,15 +133,15 @@ def peers(shape: AttentionShape) -> dict[str, Run]:
         computes["fa3"] = FLASH_PEERS["fa3"].compute(shape, question)
     tensors = question.q, question.k, question.v
     found = {name: functools.partial(compute, *tensors) for name, compute in computes.items()}
-    return found | {"reading alone": reading(shape, served(shape), question.k, question.v)}
+    return found | {"reading alone": reading(shape, served_config(shape), question.k, question.v)}
 
 
-def timed(
+def time_all(
     clock: CudaClock, configs: Mapping[str, tuple[AttentionShape, KernelConfig]], others: Mapping[str, Run]
 ) -> list[Timed]:
     """Check our configs and time all in turns."""
     for shape, config in configs.values():
-        checked(shape, config)
+        check_config(shape, config)
     runs = {label: launch_of(*pair) for label, pair in configs.items()} | dict(others)
     rounds = clock.rounds(list(runs.values()), ROUNDS)
     found = {label: column(rounds, number) for number, label in enumerate(runs)}
@@ -204,10 +204,10 @@ def document(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str,
 
 def main(prefix: str) -> None:
     clock = CudaClock()
-    compile_ahead((shape, served(shape)) for shape in all_shapes())
+    compile_ahead((shape, served_config(shape)) for shape in all_shapes())
 
     def time(shapes: Mapping[str, AttentionShape], others: Mapping[str, Run] | None = None) -> list[Timed]:
-        return timed(clock, {label: (shape, served(shape)) for label, shape in shapes.items()}, others or {})
+        return time_all(clock, {label: (shape, served_config(shape)) for label, shape in shapes.items()}, others or {})
 
     for made in (queries_table, short_table, peers_table, pages_table):
         name, columns, rows = made(time)

@@ -92,7 +92,7 @@ def featured(draw: random.Random) -> dict[str, Any]:
 FAMILIES = (prefill, decoding, prefill, decoding, backward, decoding, featured)
 
 
-def drawn(seed: int, count: int) -> list[AttentionShape]:
+def draw_shapes(seed: int, count: int) -> list[AttentionShape]:
     """Return shapes of `FAMILIES` in turns that kernels of an H100 or H200 compute."""
     draw = random.Random(seed)
     return [AttentionShape(**FAMILIES[number % len(FAMILIES)](draw)) for number in range(count)]
@@ -159,7 +159,7 @@ def over_fastest(rounds: RoundsByConfig, config: KernelConfig) -> float:
 
 def rows(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
     device, ends = current_device(), time.monotonic() + seconds
-    shapes = drawn(seed, count)
+    shapes = draw_shapes(seed, count)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(gpu_lock(device.uuid, print))

@@ -30,7 +30,7 @@ from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.search.run import farm_for
-from tools.bench.drawn_shapes import drawn
+from tools.bench.drawn_shapes import draw_shapes
 
 MOST = 26
 """Configs of a shape."""
@@ -140,7 +140,7 @@ class PickingRecorder(SweepRecorder):
 
 def main(seed: int, folder: Path, count: int = 40, seconds: float = 120.0) -> None:
     device = current_device()
-    shapes = [shape for shape in drawn(seed, count) if shape.direction is Direction.FORWARD]
+    shapes = [shape for shape in draw_shapes(seed, count) if shape.direction is Direction.FORWARD]
     monitor = GpuMonitor(device.uuid, own_processes=1)
     runner = GpuRunner(shapes[0], environment=visible(device), monitor=monitor)
     with ExitStack() as stack:

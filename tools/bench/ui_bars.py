@@ -82,16 +82,16 @@ def _live(folder: Path) -> Iterator[dict[str, Any]]:
     count = multiplied_trials(path, SHAPES)
     yield _row(f"reading a store of {count:,} trials for the first time", "2 s", *_first_read(path))
     begun = time.perf_counter()
-    with _served(path, folder) as (url, pid):
+    with _serve(path, folder) as (url, pid):
         _open_page(url)
         started = time.perf_counter() - begun, "s", _cpu_seconds(pid)
         yield _row("from `tune ui` on it to a filled page, all libraries loaded on the way", "-", *started)
         _wait_until_idle(pid)
-        yield _row("its page, opened while the server stands", "2 s", *_timed(pid, lambda: _open_page(url)))
-        yield _row("what-if of a config that was never compiled", "3 s", *_timed(pid, lambda: _what_if(url)))
-        yield _row("the same config again", "0.2 s", *_timed(pid, lambda: _what_if(url)))
+        yield _row("its page, opened while the server stands", "2 s", *_time_work(pid, lambda: _open_page(url)))
+        yield _row("what-if of a config that was never compiled", "3 s", *_time_work(pid, lambda: _ask_what_if(url)))
+        yield _row("the same config again", "0.2 s", *_time_work(pid, lambda: _ask_what_if(url)))
         other = TILE | {"block_m": 128}
-        yield _row("what-if of another one", "3 s", *_timed(pid, lambda: _what_if(url, other)))
+        yield _row("what-if of another one", "3 s", *_time_work(pid, lambda: _ask_what_if(url, other)))
 
 
 def _first_read(path: Path) -> tuple[float, str, float]:
@@ -111,7 +111,7 @@ def _wait_until_idle(pid: int) -> None:
         time.sleep(1)
 
 
-def _timed(pid: int, work: Callable[[], Any]) -> tuple[float, str, float]:
+def _time_work(pid: int, work: Callable[[], Any]) -> tuple[float, str, float]:
     """Return the seconds that some work takes, their unit, and the server's processor time of it."""
     begun, cpu = time.perf_counter(), _cpu_seconds(pid)
     work()
@@ -130,7 +130,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def _served(db: Path, folder: Path) -> Iterator[tuple[str, int]]:
+def _serve(db: Path, folder: Path) -> Iterator[tuple[str, int]]:
     """`tune ui` in a process of its own with empty caches: its address and its number."""
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "XDG_CACHE_HOME": str(folder / "cache")}
     with subprocess.Popen(
@@ -153,7 +153,7 @@ def _open_page(url: str) -> None:
     assert _ask_json(url, f"table/{youngest}")["table"]["columns"]["kernel"]
 
 
-def _what_if(url: str, tile: dict[str, int] = TILE) -> None:
+def _ask_what_if(url: str, tile: dict[str, int] = TILE) -> None:
     shape = complete_shape(4096, 64, batch=2, heads=32).to_json()
     form = {"device": "h200", "shape": shape, "kernel": "flash_fwd", "parameters": tile}
     job = _ask_json(url, "what-if", form)

@@ -87,7 +87,7 @@ class Load:
             matrix.clone()
 
 
-def changed(shape: AttentionShape, launches: int, load: Load) -> dict[str, int]:
+def count_changed(shape: AttentionShape, launches: int, load: Load) -> dict[str, int]:
     """Return how many launches gave other bits than the first, by gradient.
 
     Raises:
@@ -127,7 +127,7 @@ def main() -> None:
     for shape in FORMS:
         if time.monotonic() > end:
             break
-        counts = changed(shape, asked.launches, load)
+        counts = count_changed(shape, asked.launches, load)
         rows.append([shape.label, f"`{default_of(shape).kernel}`", f"{asked.launches:,}", told(counts)])
         print(*rows[-1], sep=" | ", flush=True)
         save_text(json.dumps(table(document, HOW, COLUMNS, rows), indent=1, sort_keys=True) + "\n", asked.out)

@@ -244,7 +244,7 @@ def times_of(runs: Mapping[str, Run], flush: torch.Tensor) -> dict[str, float]:
     return {name: round(statistics.median(values), 2) for name, values in times.items()}
 
 
-def measured(row: Row, flush: torch.Tensor, variants: bool) -> dict[str, Any]:
+def measure_row(row: Row, flush: torch.Tensor, variants: bool) -> dict[str, Any]:
     """Return a row's times, errors and ratios."""
     tensors = row.tensors()
     runs = own_runs(row, tensors, variants) | peer_runs(row, tensors)
@@ -287,7 +287,7 @@ def main() -> int:
             print(f"out of time before {row.label}", flush=True)
             break
         try:
-            found.append(measured(row, flush, asked.variants))
+            found.append(measure_row(row, flush, asked.variants))
         except Exception as error:  # one row that fails is no reason to lose the others
             found.append({"row": row.label, "right": False, "failed": f"{type(error).__name__}: {error}"})
         print(json.dumps(found[-1]), flush=True)

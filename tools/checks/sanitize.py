@@ -146,7 +146,7 @@ def record(path: Path, version: str, new: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         UsageError: the file holds something else, or is of another device or software.
     """
-    document = _begun(path) | {
+    document = _begin(path) | {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "tool_version": version,
     }
@@ -155,7 +155,7 @@ def record(path: Path, version: str, new: Sequence[Mapping[str, Any]]) -> None:
     write_atomically(path, json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
-def _begun(path: Path) -> dict[str, Any]:
+def _begin(path: Path) -> dict[str, Any]:
     here = _empty()
     if not path.exists():
         return here

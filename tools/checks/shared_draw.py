@@ -115,7 +115,7 @@ def _compile(specs: Sequence[CompileSpec], cc: tuple[int, int], answers: Connect
         answers.send({"failed": f"{type(error).__name__}: {error}"[:300]})
 
 
-def compiled(case: DrawnCase) -> dict[str, Any]:
+def compile_case(case: DrawnCase) -> dict[str, Any]:
     """Return what the compiler allocates for each launch of a case, or how the compile ended."""
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -135,7 +135,7 @@ def row(number: int) -> dict[str, Any]:
     """Return a line of the file."""
     case = DrawnCase.draw(number)
     begun = time.monotonic()
-    found = compiled(case)
+    found = compile_case(case)
     shape, config = case.shape.to_json(), case.config.to_json()
     return {
         "case": number,

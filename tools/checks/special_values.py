@@ -161,9 +161,9 @@ def tensors_of(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """query, key, value and mask of a case on the GPU."""
     torch.manual_seed(0)
     own = case.sizes
-    query = _made(case, own.heads, own.seqlen_q, own.dim)
-    key = _made(case, own.heads_kv, own.seqlen_k, own.dim)
-    value = _made(case, own.heads_kv, own.seqlen_k, own.dim_v)
+    query = _make(case, own.heads, own.seqlen_q, own.dim)
+    key = _make(case, own.heads_kv, own.seqlen_k, own.dim)
+    value = _make(case, own.heads_kv, own.seqlen_k, own.dim_v)
     if case.infinity:
         rows = torch.arange(0, own.seqlen_k, 64, device=DEVICE)  # where tiles begin
         rows = torch.cat([rows, torch.randint(own.seqlen_k, (4,), device=DEVICE)])
@@ -174,7 +174,7 @@ def tensors_of(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     return query, key, value, _mask_of(case)
 
 
-def _made(case: Case, heads: int, length: int, dim: int) -> Tensor:
+def _make(case: Case, heads: int, length: int, dim: int) -> Tensor:
     dtype, batch = getattr(torch, case.dtype), case.sizes.batch
     if case.layout == "expanded":
         made = torch.randn(batch, 1, length, dim, device=DEVICE).to(dtype).expand(-1, heads, -1, -1)

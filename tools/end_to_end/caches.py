@@ -12,7 +12,7 @@ class OurCache:
     """`flash_attn_with_kvcache`, which writes the new rows, too. Caches [1, capacity, num_heads_kv, head_dim]."""
 
     def __init__(self, sizes: LlamaSizes, device: torch.device, dtype: torch.dtype) -> None:
-        self._keys, self._values = _filled(sizes, device, dtype)
+        self._keys, self._values = _fill(sizes, device, dtype)
         self._length = torch.zeros(1, dtype=torch.int32, device=device)
 
     def begin(self, position: int) -> None:
@@ -38,7 +38,7 @@ class SdpaCache:
     """
 
     def __init__(self, sizes: LlamaSizes, device: torch.device, dtype: torch.dtype, *, sliced: bool) -> None:
-        keys, values = _filled(sizes, device, dtype)
+        keys, values = _fill(sizes, device, dtype)
         self._keys = [cache.transpose(1, 2).contiguous() for cache in keys]
         self._values = [cache.transpose(1, 2).contiguous() for cache in values]
         self._places = torch.arange(sizes.capacity, device=device)
@@ -64,7 +64,7 @@ class SdpaCache:
         return scaled_dot_product_attention(query[None, :, None], keys, values, self._mask, enable_gqa=True)
 
 
-def _filled(sizes: LlamaSizes, device: torch.device, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def _fill(sizes: LlamaSizes, device: torch.device, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     """Return keys and values of all layers, the same in every cache."""
     generator = torch.Generator(device).manual_seed(1)
     shape = (1, sizes.capacity, sizes.num_heads_kv, sizes.head_dim)

@@ -59,13 +59,13 @@ class LlamaBlock(nn.Module):
     def forward(self, token: Tensor, layer: int, cache: CacheAttention, turn: Tensor) -> Tensor:
         heads = self.joint(self.norms[0](token)).view(-1, self._head_dim)
         query, key, value = heads.split(self._heads)
-        seen = cache.attend(layer, turned(query, turn), turned(key, turn), value)
+        seen = cache.attend(layer, turn_heads(query, turn), turn_heads(key, turn), value)
         token = token + self.out(seen.reshape(1, -1))
         gate, up = self.gate(self.norms[1](token)).chunk(2, -1)
         return token + self.down(functional.silu(gate) * up)
 
 
-def turned(heads: Tensor, turn: Tensor) -> Tensor:
+def turn_heads(heads: Tensor, turn: Tensor) -> Tensor:
     """Return the heads [num_heads, head_dim], turned by turn [2, head_dim / 2]: cosines and sines."""
     left, right = heads.chunk(2, -1)
     return torch.cat((left * turn[0] - right * turn[1], left * turn[1] + right * turn[0]), -1)

@@ -78,7 +78,7 @@ def training(lab: Lab, sizes: GptSizes) -> Row:
     loops = {OURS: TrainLoop(model, attention, nullcontext)}
     for name, backend in lab.backends.items():
         loops[name] = TrainLoop(model, scaled_dot_product_attention, backend)
-    refused = _compared(loops, lambda name: loops[name].gradients(), lab)
+    refused = _compare_results(loops, lambda name: loops[name].gradients(), lab)
     runs = {name: Run(lambda: None, loop.step) for name, loop in loops.items() if name not in refused}
     return Row("GPT-2, training", "eager", asdict(sizes), in_turns(runs, lab.device, lab.rounds, lab.steps), refused)
 
@@ -91,9 +91,9 @@ def decoding(lab: Lab, sizes: LlamaSizes, *, as_graph: bool) -> Row:
         caches[name] = SdpaCache(sizes, lab.device, lab.dtype, sliced=not as_graph)
     backends = {OURS: nullcontext} | lab.backends
     loops = {name: DecodeLoop(model, cache, sizes.filled, backends[name]) for name, cache in caches.items()}
-    refused = _compared(loops, lambda name: loops[name].first_logits(), lab)
+    refused = _compare_results(loops, lambda name: loops[name].first_logits(), lab)
     runs = {
-        name: Run(loop.begin, captured(loop) if as_graph else loop.step)
+        name: Run(loop.begin, capture_step(loop) if as_graph else loop.step)
         for name, loop in loops.items()
         if name not in refused
     }
@@ -144,7 +144,7 @@ class DecodeLoop:
         return [self.step() for _ in range(STEPS_COMPARED)]
 
 
-def captured(loop: DecodeLoop) -> Callable[[], None]:
+def capture_step(loop: DecodeLoop) -> Callable[[], None]:
     """Return the replay of a step, captured once; it goes on from wherever the loop is."""
     loop.begin()
     stream = torch.cuda.Stream()
@@ -159,7 +159,7 @@ def captured(loop: DecodeLoop) -> Callable[[], None]:
     return graph.replay
 
 
-def _compared(names: Iterable[str], results: Callable[[str], list[Tensor]], lab: Lab) -> dict[str, str]:
+def _compare_results(names: Iterable[str], results: Callable[[str], list[Tensor]], lab: Lab) -> dict[str, str]:
     """Compare every attention's results with those of PyTorch's own choice.
 
     Returns:

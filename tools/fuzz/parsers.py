@@ -75,14 +75,14 @@ def _from_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], N
     return read_bytes
 
 
-def _read_sealed(data: bytes) -> None:
+def _read_with_seal(data: bytes) -> None:
     """Read a results file as its author would have sealed it."""
     path = _folder() / "a.json"
-    path.write_bytes(_sealed(data))
+    path.write_bytes(_seal(data))
     rows_in_file(path)
 
 
-def _sealed(data: bytes) -> bytes:
+def _seal(data: bytes) -> bytes:
     """Return a document with the checksums and the seal that its content asks for, as far as it is one."""
     try:
         document = json_value(data)
@@ -148,7 +148,7 @@ def _shapes() -> list[bytes]:
 PARSERS = {
     "exports": Parser((_from_file("a.json", lambda path: records_in(load_document(path))),), _exports),
     "frozen": Parser(
-        (_from_file("a.json", rows_in_file), _from_file("a.json", autotuned_rows_in_file), _read_sealed), _frozen
+        (_from_file("a.json", rows_in_file), _from_file("a.json", autotuned_rows_in_file), _read_with_seal), _frozen
     ),
     "rows": Parser((_read_rows,), _rows),
     "sweeps": Parser((_read_sweep,), _sweeps),

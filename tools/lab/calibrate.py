@@ -23,7 +23,7 @@ from tools.lab.calibration import BOUNDS, calibrate
 from tools.lab.calibration_file import calibration_document
 
 
-def _unfitted() -> CostConstants:
+def _middle_values() -> CostConstants:
     """Return the geometric middle of every bound."""
     return CostConstants(**{name: (low * high) ** 0.5 for name, (low, high) in BOUNDS.items()})
 
@@ -40,7 +40,7 @@ def _held_out(sweeps: Sequence[Sweep], dim: int) -> dict[str, Any]:
     held_out = [sweep for sweep in sweeps if sweep.shape.head_dim == dim]
     others = [sweep for sweep in sweeps if sweep.shape.head_dim != dim]
     note(f"fitting to {len(others)} sweeps without head dimension {dim}")
-    fitted = calibrate(others, start=_unfitted(), on_round=lambda misfit: note(f"misfit {misfit:.4f}"))
+    fitted = calibrate(others, start=_middle_values(), on_round=lambda misfit: note(f"misfit {misfit:.4f}"))
     return {
         "head_dim": dim,
         "fitted": _judge(f"head dimension {dim}, fitted to the others", held_out, fitted),

@@ -104,7 +104,7 @@ def calibrate(
     steps = dict.fromkeys(BOUNDS, FIRST_STEP)
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            tried = [(mean(candidate), candidate) for candidate in _moved(found, name, step)]
+            tried = [(mean(candidate), candidate) for candidate in _move_constant(found, name, step)]
             best, candidate = min(tried, key=lambda pair: pair[0])
             if best < lowest:
                 found, lowest = candidate, best
@@ -114,7 +114,7 @@ def calibrate(
     return found
 
 
-def _moved(constants: CostConstants, name: str, step: float) -> list[CostConstants]:
+def _move_constant(constants: CostConstants, name: str, step: float) -> list[CostConstants]:
     """Return one constant a step up and down, within its bounds."""
     low, high = BOUNDS[name]
     value = getattr(constants, name)

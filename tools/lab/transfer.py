@@ -27,7 +27,7 @@ from blocktune.tuner.lab.untuned import UntunedStudy
 from blocktune.tuner.upkeep.is_current import still_runs
 from tools.lab.calibration import calibrate
 from tools.lab.transfer_file import FORMAT, SCHEMA
-from tools.lab.transfer_losses import RoundsOfShape, decisions, moved
+from tools.lab.transfer_losses import RoundsOfShape, decisions, shared_shapes
 from tools.pages.recorded.places import place_of
 
 FITTED_TO = "h200"
@@ -61,11 +61,11 @@ def side(name: str, folder: Path) -> Side:
         name=name,
         bests=tuple(filter(still_runs, of_attention(winners))),
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
-        rounds=met(folder / f"{name}-elsewhere.rematch.json"),
+        rounds=rematch_ratios(folder / f"{name}-elsewhere.rematch.json"),
     )
 
 
-def met(path: Path) -> RoundsOfShape:
+def rematch_ratios(path: Path) -> RoundsOfShape:
     """Return the times over the default's of a rematch; none where there was none."""
     if not path.exists():
         return {}
@@ -80,13 +80,13 @@ def met(path: Path) -> RoundsOfShape:
     }
 
 
-def compared(here: Side, there: Side, fitted: Mapping[str, CostConstants]) -> dict[str, Any]:
+def compare_devices(here: Side, there: Side, fitted: Mapping[str, CostConstants]) -> dict[str, Any]:
     """Return what winners and decisions of the one device lose on the other."""
     note(f"{there.name} on {here.name}: {len(here.sweeps)} sweeps")
     return {
         "device": here.name,
         "other": there.name,
-        "winners": [one.to_json() for one in moved(here.bests, there.bests, here.rounds)],
+        "winners": [one.to_json() for one in shared_shapes(here.bests, there.bests, here.rounds)],
         "decisions": [one.to_json() for one in decisions(here.study, there.study, here.sweeps, fitted)],
     }
 
@@ -106,7 +106,7 @@ def main() -> None:
     document = {
         "format": FORMAT,
         "schema": SCHEMA,
-        "ways": [compared(one, other, fitted), compared(other, one, fitted)],
+        "ways": [compare_devices(one, other, fitted), compare_devices(other, one, fitted)],
     }
     write_atomically(given.out, json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
 

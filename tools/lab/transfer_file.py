@@ -40,7 +40,7 @@ def block(path: Path) -> str:
             "Time of the other device's winner over that of the own one, in the same rounds, for shapes that both were "
             "tuned for; equal configs count as 1, and different ones that never met there are left out of the means:",
             markdown_table(WINNER_COLUMNS, (cells for way in ways for cells in winner_rows(way)), words=(0, 1, 2)),
-            *map(retuned, ways),
+            *map(retuning_sentence, ways),
             "Time of what an untuned shape gets over the best of its recorded sweep, with the shape left out of what "
             "is known, as geometric mean, 95th percentile and worst; `decoding` is the mean of shapes with at most 16 "
             "queries:",
@@ -62,7 +62,7 @@ def winner_rows(way: Mapping[str, Any]) -> Iterable[list[str]]:
         yield [way["device"], way["other"], family, *counts, f"{mean:.3f}", f"{worst:.3f}", *over]
 
 
-def retuned(way: Mapping[str, Any]) -> str:
+def retuning_sentence(way: Mapping[str, Any]) -> str:
     """Return the sentence that says where tuning again gains more than 2 %."""
     met = [row for row in way["winners"] if row["slowdown"] is not None]
     gains = sorted((row for row in met if row["slowdown"] > LIMITS[1]), key=lambda row: -row["slowdown"])

@@ -67,7 +67,7 @@ class Decision:
         )
 
 
-def moved(own: Iterable[Best], other: Iterable[Best], rounds: RoundsOfShape) -> Iterator[Moved]:
+def shared_shapes(own: Iterable[Best], other: Iterable[Best], rounds: RoundsOfShape) -> Iterator[Moved]:
     """Yield the shapes that both devices have winners of.
 
     Args:

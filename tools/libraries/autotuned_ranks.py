@@ -54,7 +54,7 @@ def scenes(ranks: int) -> dict[str, tuple[str, ...]]:
     }
 
 
-def launched(rank: int) -> Told:
+def launch_kernel(rank: int) -> Told:
     """Launch the kernel on this rank's GPU, and say what was chosen, and whether this rank measured it."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -92,7 +92,7 @@ def play(role: str, rank: int, ranks: int, folder: Path) -> None:
     while DIES in folder.name and not begun.exists():
         time.sleep(0.01)
     begin = time.monotonic()
-    told = launched(rank)
+    told = launch_kernel(rank)
     if role == SYNCHRONISES:
         told["synchronised"] = synchronised(folder, rank, ranks)
     told["seconds"] = round(time.monotonic() - begin, 1)

@@ -31,20 +31,20 @@ from tests.support.libraries.calls import as_on_an_h200, handed_over
 CC = device_named("h200").limits.cc
 
 
-def routed(launch: Launch) -> None:
+def route(launch: Launch) -> None:
     """Do what liger's router does as far as the host asks for it: say how many tiles of 64 tokens there are."""
     if launch.name == "_moe_router_prefix_sum_kernel":
         launch.arguments["expert_tile_offset_ptr"].fill_(8)
 
 
-def checked(step: str) -> dict[str, Any]:
+def check_step(step: str) -> dict[str, Any]:
     """Return what a step reaches: the configs of each kernel, how many of them can be compiled elsewhere, and how the
     compile of one ended."""
     found: dict[str, Any] = {}
 
     def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = kernel.call_of(args, kwargs)
-        made = specialised(kernel, args, kwargs)
+        made = specialise(kernel, args, kwargs)
         ended = compile_here(made[0].spec, CC) if made else None
         found[f"{kernel.name} {call.problem.label}"] = {
             "configs": len(call.configs),
@@ -59,7 +59,7 @@ def checked(step: str) -> dict[str, Any]:
     return {"step": step, "kernels": found}
 
 
-def specialised(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Specialization]:
+def specialise(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Specialization]:
     """Return what the configs of a call compile, and let it be launched with the first one, without a measurement."""
     call = kernel.call_of(args, kwargs)
     found = [specialization_of(call, config, CC) for config in call.configs]
@@ -83,7 +83,7 @@ class Ahead:
         only = library_steps.ONLY.get(step, "*")
 
         def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found = specialised(kernel, args, kwargs)
+            found = specialise(kernel, args, kwargs)
             if fnmatch(kernel.name, only):
                 self._submit(kernel.name, found)
 
@@ -112,7 +112,7 @@ def main() -> None:
     given = parser.parse_args()
     steps = given.steps or list(library_steps.STEPS)
     with as_on_an_h200() as gpu:
-        gpu.effect = routed
+        gpu.effect = route
         if given.ahead:
             ahead = Ahead(given.ahead)
             for step in steps:
@@ -121,7 +121,7 @@ def main() -> None:
             return
         library_steps.TOKENS, library_steps.HEADS = 256, 2  # the processor makes the data
         for step in steps:
-            sys.stdout.write(json.dumps(checked(step)) + "\n")
+            sys.stdout.write(json.dumps(check_step(step)) + "\n")
             sys.stdout.flush()
 
 

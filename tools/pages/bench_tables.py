@@ -179,13 +179,13 @@ class BenchRow:
 
 def _caption(document: Mapping[str, Any]) -> str:
     return (
-        f"{absent(document)}{measured(document)} "
+        f"{absent(document)}{measurement_words(document)} "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
         "95th percentile, and names the fastest rival. In brackets after stock `@triton.autotune` over the same space: "
         "the seconds that it takes to tune, estimated for an empty cache."
         + left_out(document)
         + (OWN_COLUMNS if _has_kernels(document) else "")
-        + (_held(document) if _is_sustained(document) else "")
+        + (_count_held(document) if _is_sustained(document) else "")
     )
 
 
@@ -193,7 +193,7 @@ def _is_sustained(document: Mapping[str, Any]) -> bool:
     return bool(document["regime"] == "sustained")
 
 
-def _held(document: Mapping[str, Any]) -> str:
+def _count_held(document: Mapping[str, Any]) -> str:
     """Return how many rows were timed at the power limit, by the samples that stand in them."""
     held = sum(bool(row["load"]["at_power_limit"]) for row in document["rows"])
     return (
@@ -208,7 +208,7 @@ def absent(document: Mapping[str, Any]) -> str:
     return sentence_without(timed)
 
 
-def measured(document: Mapping[str, Any]) -> str:
+def measurement_words(document: Mapping[str, Any]) -> str:
     """Return where, when and how a bench was measured."""
     shape = AttentionShape.from_json(document["rows"][0]["shape"])
     commands = " and ".join(f"`{command}`" for command in document["commands"])
@@ -218,11 +218,11 @@ def measured(document: Mapping[str, Any]) -> str:
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software(document)}, power limit "
         f"{document['environment']['power_limit_w']} W), kernels {kernels}, by {commands}: "
-        f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}{_untuned(document)}"
+        f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}{_untuned_sentence(document)}"
     )
 
 
-def _untuned(document: Mapping[str, Any]) -> str:
+def _untuned_sentence(document: Mapping[str, Any]) -> str:
     """Return a sentence about the rows whose shapes were not tuned; empty without such."""
     names = [[entry["name"] for entry in row["contenders"]] for row in document["rows"]]
     count = sum(UNTUNED in own for own in names)

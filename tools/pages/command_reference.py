@@ -9,7 +9,7 @@ import typer.main
 
 from blocktune.cli.main import app
 from blocktune.kernels.files.variables import VARIABLES
-from tools.pages.document_tables import escaped
+from tools.pages.document_tables import escape
 
 BLOCK = re.compile(r"<!-- (?P<part>commands|variables) -->\n.*?<!-- /(?P=part) -->", re.DOTALL)
 EXAMPLES = "\b\n"
@@ -34,7 +34,7 @@ def variable_table() -> str:
     """Return a row for each variable of the environment."""
     lines = ["| variable | meaning | value | default |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| `{each.name}` | {escaped(each.meaning)} | {each.values} | {each.default} |" for each in VARIABLES.values()
+        f"| `{each.name}` | {escape(each.meaning)} | {each.values} | {each.default} |" for each in VARIABLES.values()
     ]
     return "\n".join(lines)
 
@@ -42,7 +42,7 @@ def variable_table() -> str:
 def reference() -> str:
     """Return the flags that many commands share, then a section a command, in the order of `tune --help`."""
     commands = leaf_commands()
-    shared = _shared([flag for command in commands.values() for flag in _flags(command)])
+    shared = _shared_flags([flag for command in commands.values() for flag in _flags(command)])
     sections = [_section(name, command, shared) for name, command in commands.items()]
     return "\n\n".join(["### Shared flags", _table("flag", list(shared.values()), _flag), *sections])
 
@@ -69,7 +69,7 @@ def _key(option: Any) -> tuple[str, ...]:
     return (_flag(option), *_meaning(option))
 
 
-def _shared(flags: list[Any]) -> dict[tuple[str, ...], Any]:
+def _shared_flags(flags: list[Any]) -> dict[tuple[str, ...], Any]:
     """Return the flags that at least `SHARED` commands have, by their keys."""
     counts = Counter(map(_key, flags))
     return {_key(flag): flag for flag in flags if counts[_key(flag)] >= SHARED}
@@ -95,7 +95,7 @@ def _paragraph(text: str) -> str:
 
 def _table(heading: str, parameters: list[Any], title: Any) -> str:
     lines = [f"| {heading} | meaning | default |", "| --- | --- | --- |"]
-    lines += [f"| `{title(each)}` | {' | '.join(map(escaped, _meaning(each)))} |" for each in parameters]
+    lines += [f"| `{title(each)}` | {' | '.join(map(escape, _meaning(each)))} |" for each in parameters]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, wor
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, marks, *rows))
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return a text as a cell of such a table shows it. Between backticks a `<` is itself, and an entity would show."""
     parts = text.split("`")
     parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]

@@ -62,7 +62,7 @@ def feature_tables(document: Mapping[str, Any], caption: str) -> str:
     return "\n\n".join(
         (
             caption + TOGETHER + (SPARSE if sparse else ""),
-            _table(*_filled(HEADER, [_feature_cells(*row) for row in ordered])),
+            _table(*_filled_columns(HEADER, [_feature_cells(*row) for row in ordered])),
             _means([row for _, row in rows]),
         )
     )
@@ -167,7 +167,9 @@ def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     return f"Geometric means of the tuned config's speed: {'; '.join(words) or 'none'}."
 
 
-def _filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+def _filled_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Return the header and the rows without the columns that have only dashes."""
     kept = [index for index in range(len(header)) if any(row[index] != "-" for row in rows)]
     return [header[index] for index in kept], [[row[index] for index in kept] for row in rows]

@@ -29,7 +29,7 @@ from tools.lab import calibration_file, transfer_file
 from tools.lab.fleet_cost import FOLDER as FLEET
 from tools.lab.fleet_cost import fleet_table
 from tools.pages import bench_summary
-from tools.pages.bench_tables import NOTHING, absent, measured, results_block
+from tools.pages.bench_tables import NOTHING, absent, measurement_words, results_block
 from tools.pages.checks import (
     differential_tables,
     fault_tables,
@@ -65,7 +65,7 @@ from tools.pages.searches.ladder_tables import ladder_tables
 from tools.pages.searches.model_fit import fit_rows
 from tools.pages.searches.replay_tables import FIT, replay_tables
 from tools.pages.searches.sweep_sources import sources_of
-from tools.pages.searches.untuned_tables import read_untuned, untuned_tables
+from tools.pages.searches.untuned_tables import read_untuned_study, untuned_tables
 from tools.pages.source_hashes import hashes_text
 from tools.pages.support_matrix import with_support
 from tools.pages.targets import tables as target_tables
@@ -110,7 +110,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(calibration_file.SUFFIX), calibration_file.block),
     (_ending(DRAWN), drawn_block),
     (_ending(transfer_file.SUFFIX), transfer_file.block),
-    (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
+    (_ending(UNTUNED), lambda path: untuned_tables(read_untuned_study(path))),
 )
 """What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
 
@@ -151,20 +151,20 @@ def _bench(path: Path, part: str | None) -> str:
         return (bench_summary.summary if part == bench_summary.PART else results_block)(document)
     if not document["rows"]:
         return NOTHING
-    return feature_tables(document, absent(document) + measured(document) + left_out(document))
+    return feature_tables(document, absent(document) + measurement_words(document) + left_out(document))
 
 
 def _replay(path: Path, part: str | None, folder: Path) -> str:
     """Return the tables of a replay, with what its sweeps are of."""
     document = read_replay(path)
-    sweeps = _replayed(document, folder)
+    sweeps = _replayed_sweeps(document, folder)
     without = document.get("without") or ()
     fit = fit_rows(map(recorded_sweep, sweeps)) if part in (None, FIT) else []
     kept = [row for row in fit if row.kernel not in without]
     return replay_tables(document, part, sources_of(sweeps, without), kept)
 
 
-def _replayed(document: Mapping[str, Any], folder: Path) -> list[Path]:
+def _replayed_sweeps(document: Mapping[str, Any], folder: Path) -> list[Path]:
     """Return the recorded sweeps that a replay is of: those that hold every config, and where it has more, the dense
     ones too."""
     complete = sweep_files([folder / "sweeps"])
@@ -191,7 +191,7 @@ def pictures(root: Path) -> dict[Path, Path]:
     }
 
 
-def drawn(results: Path) -> str:
+def draw_picture(results: Path) -> str:
     """Return the picture of a file of results.
 
     Raises:
@@ -212,7 +212,7 @@ def main() -> None:
         page = read_text(path, SOURCE_BYTES)
         _write(path, with_output(with_commands(with_support(with_results(page, Path("results")), Path("results")))))
     for path, results in pictures(Path()).items():
-        _write(path, drawn(results))
+        _write(path, draw_picture(results))
     for path, text in room_maps(Path()):
         _write(path, text)
     _write(known_hashes.FILE, hashes_text())

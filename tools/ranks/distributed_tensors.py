@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from tests.support.ranks.dtensor_calls import compare
-from tools.ranks.shared_attention import begun
+from tools.ranks.shared_attention import begin_play
 
 
 def main(folder: Path, ranks: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    sys.stdout.write(json.dumps(begun("ranks", (ranks, compare), folder)()))
+    sys.stdout.write(json.dumps(begin_play("ranks", (ranks, compare), folder)()))
 
 
 if __name__ == "__main__":

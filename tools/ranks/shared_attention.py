@@ -57,7 +57,7 @@ def be_rank(act: Act, rank: int, size: int, folder: Path, patience: timedelta) -
     (folder / f"{rank}.json").write_text(json.dumps(act()))
 
 
-def forked(act: Act, rank: int, size: int, folder: Path, patience: timedelta) -> int:
+def fork_rank(act: Act, rank: int, size: int, folder: Path, patience: timedelta) -> int:
     child = os.fork()
     if child == 0:
         status = 1
@@ -72,12 +72,12 @@ def forked(act: Act, rank: int, size: int, folder: Path, patience: timedelta) ->
     return child
 
 
-def begun(name: str, play: tuple[int, Act], folder: Path, patience: timedelta = PATIENCE) -> Callable[[], Any]:
+def begin_play(name: str, play: tuple[int, Act], folder: Path, patience: timedelta = PATIENCE) -> Callable[[], Any]:
     """Start the ranks of a play; the function that comes back waits for them and returns what each told."""
     size, act = play
     place = folder / name
     place.mkdir()
-    children = [forked(act, rank, size, place, patience) for rank in range(size)]
+    children = [fork_rank(act, rank, size, place, patience) for rank in range(size)]
 
     def told() -> Any:
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
@@ -93,8 +93,8 @@ def main(folder: Path, which: str) -> None:
         plays, in_vain = ORDINARY, ENDINGS
     else:
         plays, in_vain = {"compare": (int(which), lambda: compare((int(which),), many_cases))}, {}
-    endings = {name: begun(name, play, folder, IN_VAIN) for name, play in in_vain.items()}
-    found = {name: begun(name, play, folder)() for name, play in plays.items()}
+    endings = {name: begin_play(name, play, folder, IN_VAIN) for name, play in in_vain.items()}
+    found = {name: begin_play(name, play, folder)() for name, play in plays.items()}
     found |= {name: told() for name, told in endings.items()}
     sys.stdout.write(json.dumps(found))
 

@@ -103,7 +103,7 @@ def told(scenario: Scenario, rank: int, store: Path) -> dict[str, Any]:
     return answer | {"after": CONFIGS.index(dispatcher.explain(SHAPE, device=H200).config), "autotuned": autotuned}
 
 
-def know_autotuned(store: Path, rank: int) -> None:
+def store_autotuned_winner(store: Path, rank: int) -> None:
     """Let a rank's store hold a winner of a kernel under `autotune`, one of its own."""
     config = LaunchConfig(KERNEL, (("BLOCK", 128 << rank),))
     environment = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
@@ -124,7 +124,7 @@ def know_autotuned(store: Path, rank: int) -> None:
 
 
 def be_rank(scenario: Scenario, rank: int, folder: Path) -> None:
-    know_autotuned(folder.parent / f"store{rank}.db", rank)
+    store_autotuned_winner(folder.parent / f"store{rank}.db", rank)
     registry.KERNELS = {"plain": PlainKernel()}
     rank_sync.current_device = lambda: H200
     scenario.prepare(rank)

@@ -34,12 +34,12 @@ def schedules(document: Row) -> dict[str, Any]:
     """Return the table of all lengths and schedules, PyTorch's own among them."""
     rows = [cells for own in calls(document) for cells in _of_call(document, own)]
     alone = measured(document, "alone", ranks=1)
-    worst = max(abs(modelled(document, row) / row["of_alone"] - 1.0) for row in forwards(document))
+    worst = max(abs(modelled_rate(document, row) / row["of_alone"] - 1.0) for row in forwards(document))
     how = (
         "causal attention of one sequence, bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank. "
         f"One GPU alone, at {alone[0]['length']:,} tokens: {rates(alone)}. {all_at_once(document)}`auto` marks what "
         f"the model takes where nothing was measured; its forwards are wrong by {worst:.1%} at most. By it a GPU "
-        f"reaches at least {least(document):.3f} of its rate alone. {repeated(document)}GiB: the most that a rank had "
+        f"reaches at least {least(document):.3f} of its rate alone. {repeats(document)}GiB: the most that a rank had "
         "allocated, its own tensors and their gradients included."
     )
     return table(document, how, SCHEDULES, rows)
@@ -62,7 +62,7 @@ def least(document: Row) -> float:
     return float(min(row["of_alone"] for row in rows if row["name"] == taken_for(document, row)))
 
 
-def repeated(document: Row) -> str:
+def repeats(document: Row) -> str:
     """Return the times of the longest ring that was measured more than once, as a sentence."""
     again = measured(document, "head start")
     if not again:
@@ -79,7 +79,7 @@ def forwards(document: Row) -> list[Row]:
     return [row for row in rows if row["name"] in tuple(Schedule)]
 
 
-def modelled(document: Row, row: Row) -> float:
+def modelled_rate(document: Row, row: Row) -> float:
     """Return the rate of a forward over that of one GPU alone, by today's model."""
     machine, length, ranks = machine_with(device_named(document["device"]), one_host=True), row["length"], row["ranks"]
     alone_s = time_s(problem(length, 1), Schedule.RING, machine)
@@ -109,7 +109,7 @@ def is_pytorch(row: Row) -> bool:
     return bool(row["name"].startswith("PyTorch"))
 
 
-def taken(document: Row, ranks: int, length: int, direction: str) -> str:
+def taken_schedule(document: Row, ranks: int, length: int, direction: str) -> str:
     """Return the schedule that today's model takes, as it was measured."""
     machine = machine_with(device_named(document["device"]), one_host=True)
     schedule = fastest(problem(length, ranks), machine, backward=direction == "both")
@@ -118,11 +118,11 @@ def taken(document: Row, ranks: int, length: int, direction: str) -> str:
 
 def taken_for(document: Row, row: Row) -> str:
     """Return the schedule that today's model takes for the call of a row."""
-    return taken(document, row["ranks"], row["length"], row["direction"])
+    return taken_schedule(document, row["ranks"], row["length"], row["direction"])
 
 
 def _cells(document: Row, row: Row, theirs_ms: float | None) -> Cells:
-    model = f"{modelled(document, row):.3f}" if row in forwards(document) else "-"
+    model = f"{modelled_rate(document, row):.3f}" if row in forwards(document) else "-"
     against = "-" if is_pytorch(row) or theirs_ms is None else f"{theirs_ms / row['ms']:.2f}"
     auto = " (`auto`)" * (row["name"] == taken_for(document, row))
     return [

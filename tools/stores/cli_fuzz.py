@@ -180,7 +180,7 @@ def broken_rule(words: list[str], result: Any, seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds > most else ""
 
 
-def interrupted(words: list[str], environment: dict[str, str], dice: random.Random) -> str:
+def interrupt(words: list[str], environment: dict[str, str], dice: random.Random) -> str:
     """Return which rule a command breaks that gets Ctrl-C at some moment; empty if it breaks none.
 
     A busy machine may hold up one that has its end in sight, so it is late only if it is so again and again.
@@ -263,7 +263,7 @@ def main(folder: Path, runs: int, seed: int, interrupted_share: float) -> None:
             log.unlink()
         if dice.random() < interrupted_share:
             stopped += 1
-            if rule := interrupted(words, environment, dice):
+            if rule := interrupt(words, environment, dice):
                 broken.append(_case(words, environment, rule))
             continue
         started = time.monotonic()

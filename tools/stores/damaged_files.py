@@ -48,16 +48,16 @@ def answers(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     Where no winner is left, what ships with the package is printed.
     """
     place, dice = folder / "answers.db", random.Random(seed)
-    content = filled(place, WINNERS)
-    sound = {words: rows_printed(place, words)[0] for words in READERS}
-    shipped = rows_printed(folder / "absent.db", READERS[0])[0]
+    content = filled_store(place, WINNERS)
+    sound = {words: read_printed_rows(place, words)[0] for words in READERS}
+    shipped = read_printed_rows(folder / "absent.db", READERS[0])[0]
     lost, wrong, ended = 0, 0, Counter[int]()
     for number in range(tried):
         for log in folder.glob("answers.db-*"):
             log.unlink()
         place.write_bytes(DAMAGES[number % len(DAMAGES)](content, dice))
         for words, known in sound.items():
-            rows, code, said = rows_printed(place, words)
+            rows, code, said = read_printed_rows(place, words)
             ended[code] += 1
             if code == 0:
                 wrong += len(rows - known - shipped)
@@ -68,7 +68,7 @@ def answers(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
 READERS = (("list", "--json", "--db"), ("export", "-", "--device", "h200", "--db"))
 
 
-def rows_printed(place: Path, words: tuple[str, ...]) -> tuple[set[str], int, str]:
+def read_printed_rows(place: Path, words: tuple[str, ...]) -> tuple[set[str], int, str]:
     """Return the winners that a command prints, its exit code, and what it says."""
     environment = {"HOME": str(place.parent), "XDG_STATE_HOME": str(place.parent / "state")}
     found = CliRunner().invoke(app, [*words, str(place)], env=environment)
@@ -76,7 +76,7 @@ def rows_printed(place: Path, words: tuple[str, ...]) -> tuple[set[str], int, st
     return {json.dumps(row, sort_keys=True) for row in rows["bests"]}, found.exit_code, found.stderr
 
 
-def filled(place: Path, winners: int) -> bytes:
+def filled_store(place: Path, winners: int) -> bytes:
     """Return the bytes of a store with so many winners."""
     best = winner()
     bests = [replace(best, shape=complete_shape(512 * (1 + number), 64)) for number in range(winners)]
@@ -90,7 +90,7 @@ def filled(place: Path, winners: int) -> bytes:
 def flipped_bits(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     """Production reads a store with one flipped bit: no row may be another one's."""
     place, dice, wrong, refused = folder / "bits.db", random.Random(seed), 0, 0
-    content, device = filled(place, 1), winner().device
+    content, device = filled_store(place, 1), winner().device
     sound = {json.dumps(row, sort_keys=True) for row in SqliteRows(place).read(device)}
     copy = folder / "bit.db"
     for _ in range(tried):

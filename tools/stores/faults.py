@@ -61,7 +61,7 @@ class Case:
     """
 
     name: str
-    tried: int
+    try_part: int
     lost: int
     wrong: int
     seconds: float
@@ -73,7 +73,7 @@ class Case:
     sqlite: str = sqlite3.sqlite_version
 
 
-def told(name: str, folder: Path, tried: int, seed: int) -> dict[str, Any]:
+def run_program(name: str, folder: Path, tried: int, seed: int) -> dict[str, Any]:
     """Return what a program of this folder prints, in a process of its own.
 
     Raises:
@@ -97,7 +97,7 @@ def cold_starts(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
 def killed_searches(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     """Searches are killed at random moments until they have ended."""
     try:
-        found = told("killed_runs", folder, tried, seed)
+        found = run_program("killed_runs", folder, tried, seed)
     except RuntimeError as error:
         return 1, 0, str(error)[-200:]
     ended = len(found["winners"])
@@ -106,7 +106,7 @@ def killed_searches(folder: Path, tried: int, seed: int) -> tuple[int, int, str]
 
 def killed_while_locked(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     """A search whose store is locked measures, and is killed: what it acknowledged is in its spool."""
-    found = told("killed_locked", folder, tried, seed)
+    found = run_program("killed_locked", folder, tried, seed)
     return found["lost"], 0, f"{found['acknowledged']:,} measurements were acknowledged"
 
 
@@ -136,7 +136,7 @@ def commands(name: str) -> Work:
     """Return the part of a program that runs commands and judges how they end."""
 
     def work(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
-        found = told(name, folder, tried, seed)
+        found = run_program(name, folder, tried, seed)
         ended = ", ".join(f"{count:,} with {code}" for code, count in sorted(found["ended"].items()))
         broken = "".join(f"; {each['words']}: {each['rule']}" for each in found["broken"][:5])
         stopped = f"; {found['interrupted']} got Ctrl-C" if "interrupted" in found else ""
@@ -147,7 +147,7 @@ def commands(name: str) -> Work:
 
 def first_calls(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     """Production's first call with a damaged or hostile store: right, in time, and in bounded memory."""
-    found = told("first_calls", folder, tried, seed)
+    found = run_program("first_calls", folder, tried, seed)
     note = f"at most {found['most_ms']:.0f} ms over PyTorch's call, and {found['most_mib']:.0f} MiB"
     return 0, len(found["wrong"]), note + "".join(f"; {each}" for each in found["wrong"][:5])
 
@@ -179,7 +179,7 @@ PARTS: dict[str, Part] = {
 """What is tried, and how often."""
 
 
-def tried(key: str, count: int, seed: int, commit: str) -> Case | str:
+def try_part(key: str, count: int, seed: int, commit: str) -> Case | str:
     """Return how a part went, in a folder of its own, or why it cannot be tried here."""
     part, started = PARTS[key], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
@@ -192,14 +192,14 @@ def tried(key: str, count: int, seed: int, commit: str) -> Case | str:
     return Case(part.name, count, lost, wrong, seconds, note, seed, date, commit)
 
 
-def all_tried(counts: dict[str, int], seed: int, jobs: int) -> Iterator[Case | str]:
+def try_all(counts: dict[str, int], seed: int, jobs: int) -> Iterator[Case | str]:
     """Yield how each part went, so many at once."""
     commit = present_commit()
     if jobs == 1:
-        yield from (tried(key, count, seed, commit) for key, count in counts.items())
+        yield from (try_part(key, count, seed, commit) for key, count in counts.items())
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(tried, key, count, seed, commit) for key, count in counts.items()]):
+        for done in as_completed([pool.submit(try_part, key, count, seed, commit) for key, count in counts.items()]):
             yield done.result()
 
 
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="parts at once")
     given = parser.parse_args()
     failed = False
-    for case in all_tried({key: given.runs or PARTS[key].count for key in given.only}, given.seed, given.jobs):
+    for case in try_all({key: given.runs or PARTS[key].count for key in given.only}, given.seed, given.jobs):
         sys.stderr.write(f"{case}\n")
         if isinstance(case, Case):
             failed |= bool(case.lost or case.wrong)

@@ -73,7 +73,7 @@ def forked_call(place: Path) -> dict[str, Any]:
     return found
 
 
-def judged(place: Path, content: bytes) -> dict[str, Any]:
+def judge_calls(place: Path, content: bytes) -> dict[str, Any]:
     """Return the call that took least time, or the first that failed."""
     fastest: dict[str, Any] = {"seconds": float("inf")}
     for _ in range(TRIES):
@@ -101,7 +101,7 @@ def main(folder: Path, files: int, seed: int) -> None:
         first_call(sound)  # imports what every process has at its second call
         for number in range(files):
             bad = hostile(content, folder, dice) if number % 3 else spoilt(content, dice)
-            found = judged(folder / "case.db", bad)
+            found = judge_calls(folder / "case.db", bad)
             if "failed" in found:
                 wrong.append(found["failed"])
                 (folder / f"wrong{number}.db").write_bytes(bad)

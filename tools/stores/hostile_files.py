@@ -50,7 +50,7 @@ Files = tuple[bytes, bytes]
 """A database and an export."""
 
 
-def refilled(folder: Path, files: Files) -> dict[str, str]:
+def refill(folder: Path, files: Files) -> dict[str, str]:
     """Put the files where commands read them, without logs of those before. Returns what names them in a command."""
     for left in folder.glob("case.*"):
         left.unlink()
@@ -60,7 +60,7 @@ def refilled(folder: Path, files: Files) -> dict[str, str]:
     return {name: str(place) for name, place in places.items()}
 
 
-def changed(export: bytes, dice: random.Random) -> bytes:
+def change_values(export: bytes, dice: random.Random) -> bytes:
     """Return an export with some changed values, whose checksums are taken away."""
     document = json.loads(export)
     for row in document["bests"]:
@@ -70,11 +70,11 @@ def changed(export: bytes, dice: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
-def judged(line: str, folder: Path, files: Files, environment: dict[str, str]) -> tuple[int, str]:
+def judge_command(line: str, folder: Path, files: Files, environment: dict[str, str]) -> tuple[int, str]:
     """Return how a command ended on files, and which rule it broke."""
     code, rule = 0, ""
     for _ in range(TRIES):
-        places = refilled(folder, files)
+        places = refill(folder, files)
         words = [places.get(word, word) for word in line.split()]
         started = time.monotonic()
         result = CliRunner().invoke(app, words, env=environment)
@@ -92,12 +92,12 @@ def main(folder: Path, files: int, seed: int) -> None:
     environment |= {"BLOCKTUNE_DB": str(folder / "case.db")}
     sound, dice = make_files(folder), random.Random(seed)
     for line in EVERY:  # what is compiled once takes what a compiler takes
-        judged(line, folder, (sound["sound.db"], sound["sound.json"]), environment)
+        judge_command(line, folder, (sound["sound.db"], sound["sound.json"]), environment)
     ended, broken = Counter[int](), []
     for _ in range(files):
-        pair = hostile(sound["sound.db"], folder, dice), changed(sound["sound.json"], dice)
+        pair = hostile(sound["sound.db"], folder, dice), change_values(sound["sound.json"], dice)
         for line in EVERY:
-            code, rule = judged(line, folder, pair, environment)
+            code, rule = judge_command(line, folder, pair, environment)
             ended[code] += 1
             if rule:
                 broken.append({"words": line, "rule": rule})

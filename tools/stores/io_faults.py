@@ -138,7 +138,7 @@ def with_faults(action: Callable[[Path, Say], None], place: Path, dice: random.R
     return Ended(words.get("ended", "wrong: died"), said, int(words.get("failed", 0)))
 
 
-def what_is_wrong(place: Path, ended: Ended) -> str:
+def find_wrong(place: Path, ended: Ended) -> str:
     """Return what a fault did that it must not do; empty for nothing."""
     if ended.how.startswith("wrong"):
         return ended.how
@@ -182,13 +182,13 @@ def main(folder: Path, errors: int, seed: int) -> None:
         found = with_faults(action, place, dice)
         failed += found.failed > 0
         ended[found.how.split(":")[0]] += found.failed > 0
-        if rule := what_is_wrong(place, found):
+        if rule := find_wrong(place, found):
             wrong.append(f"{action.__name__}: {rule}")
         shutil.rmtree(case)
     sys.stdout.write(json.dumps({"errors": failed, "ended": dict(ended), "wrong": wrong}))
 
 
-def compiled(folder: Path) -> Path:
+def compile_library(folder: Path) -> Path:
     """Return the library of io_faults.c, made in a folder.
 
     Raises:
@@ -201,7 +201,7 @@ def compiled(folder: Path) -> Path:
 
 def run(folder: Path, errors: int, seed: int) -> dict[str, Any]:
     """Return what a run of this program in a process of its own prints, with the library in front of libc."""
-    environment = os.environ | {"LD_PRELOAD": str(compiled(folder))}
+    environment = os.environ | {"LD_PRELOAD": str(compile_library(folder))}
     command = [*program("stores.io_faults"), str(folder), str(errors), str(seed)]
     found = subprocess.run(command, capture_output=True, text=True, env=environment)
     if found.returncode:

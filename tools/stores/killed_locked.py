@@ -29,7 +29,7 @@ LOCK_SECONDS = 0.1
 MOST_ACKNOWLEDGED, LATE_SECONDS = 30, 0.02
 
 
-def forked(work: Callable[[int], None]) -> tuple[int, TextIO]:
+def fork_work(work: Callable[[int], None]) -> tuple[int, TextIO]:
     """Return a process that does some work, and what it says."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -45,7 +45,7 @@ def forked(work: Callable[[int], None]) -> tuple[int, TextIO]:
         os._exit(0)
 
 
-def killed(child: int, said: TextIO) -> list[str]:
+def kill_process(child: int, said: TextIO) -> list[str]:
     """Kill a process, and return what it had still said."""
     os.kill(child, signal.SIGKILL)
     with said:
@@ -55,7 +55,7 @@ def killed(child: int, said: TextIO) -> list[str]:
 
 
 @contextmanager
-def locked(place: Path) -> Iterator[None]:
+def hold_lock(place: Path) -> Iterator[None]:
     """While another process holds the write lock: this one's own would be shared with those that it forks."""
 
     def hold(say: int) -> None:
@@ -64,12 +64,12 @@ def locked(place: Path) -> Iterator[None]:
             os.write(say, b"locked\n")
             signal.pause()
 
-    child, said = forked(hold)
+    child, said = fork_work(hold)
     assert said.readline() == "locked\n"
     try:
         yield
     finally:
-        killed(child, said)
+        kill_process(child, said)
 
 
 def search(place: Path, first: int, say: int, count: int = 10**9) -> None:
@@ -81,17 +81,17 @@ def search(place: Path, first: int, say: int, count: int = 10**9) -> None:
             os.write(say, f"{number}\n".encode())
 
 
-def acknowledged(place: Path, first: int, dice: random.Random) -> set[int]:
+def acknowledged_trials(place: Path, first: int, dice: random.Random) -> set[int]:
     """Return what a search acknowledged until it was killed."""
-    with locked(place):
-        child, said = forked(lambda say: search(place, first, say))
+    with hold_lock(place):
+        child, said = fork_work(lambda say: search(place, first, say))
         lines = list(islice(said, dice.randrange(1, MOST_ACKNOWLEDGED)))
         time.sleep(dice.uniform(0, LATE_SECONDS))
-        lines += killed(child, said)
+        lines += kill_process(child, said)
     return {int(line) for line in lines if line.endswith("\n")}
 
 
-def stored(place: Path) -> set[object]:
+def stored_numbers(place: Path) -> set[object]:
     """Return the numbers of the trials in a store, with those that wait in spools."""
     with ResultStore.open(place) as store:
         fold_left(store)
@@ -106,11 +106,11 @@ def main(folder: Path, kills: int, seed: int) -> None:
         if number % 20 == 0:  # a store of its own for each 20, so that none grows large
             place, said = folder / f"{number}.db", set[int]()
             ResultStore.open(place).close()
-        new = acknowledged(place, 10_000 * (number + 1), dice)
+        new = acknowledged_trials(place, 10_000 * (number + 1), dice)
         said, total = said | new, total + len(new)
-        lost += len(new - stored(place))
+        lost += len(new - stored_numbers(place))
         if number % 20 == 19 or number == kills - 1:  # nothing of the earlier ones may go later
-            lost += len(said - stored(place))
+            lost += len(said - stored_numbers(place))
     sys.stdout.write(json.dumps({"acknowledged": total, "lost": lost}))
 
 

@@ -78,7 +78,7 @@ def run(place: Path, log: int) -> None:
         )
 
 
-def forked(place: Path) -> tuple[int, TextIO]:
+def fork_run(place: Path) -> tuple[int, TextIO]:
     """Return the process that runs, and what it says."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -98,7 +98,7 @@ def forked(place: Path) -> tuple[int, TextIO]:
 
 def life(place: Path, dice: random.Random | None) -> tuple[int, list[str]]:
     """Return how a run ended and what it had said. Without dice it is not killed."""
-    child, said = forked(place)
+    child, said = fork_run(place)
     with said:
         lines = []
         if dice is not None:

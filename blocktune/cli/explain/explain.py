@@ -105,7 +105,7 @@ def explain(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rival:
-    """The config of the heuristic of the FlashAttention paper with its times; problem: why it has none."""
+    """The FlashAttention paper's heuristic config with its times; problem: why it has none."""
 
     config: "KernelConfig"
     predicted_us: float | None = None

@@ -1,4 +1,4 @@
-"""Completions of the values of flags in a shell. They come at once, so neither torch nor triton is imported."""
+"""Shell completion for flag values. They come at once, so neither torch nor triton is imported."""
 
 import re
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ from blocktune.runtime.autotuned.config import KernelProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Winners and trials of all kernels, of any number of devices."""
+    """Winners and trials of all kernels on any number of devices."""
 
     bests: tuple[AnyBest, ...] = ()
     trials: tuple[AnyTrial, ...] = ()

@@ -18,7 +18,7 @@ Distance = Callable[[AttentionShape, AttentionShape], float]
 
 
 def nearest_ids(query: Select[tuple[BestRow]], shape: AttentionShape, limit: int) -> Select[Any]:
-    """Return the query of the ids of winners that run the code of a shape, nearest first: by the logarithms of their
+    """Return a query for the ids of winners that run a shape's code, nearest first: by the logarithms of their
     lengths, then of their number of heads.
 
     Args:
@@ -39,7 +39,7 @@ def nearest_ids(query: Select[tuple[BestRow]], shape: AttentionShape, limit: int
 
 
 def outlines(query: Select[tuple[BestRow]], shape: AttentionShape) -> Executable:
-    """Return the query of id, origin and shape, as a document, of the winners of a shape's kind: of its direction, head
+    """Return a query for id, origin and shape document of the winners of a shape's kind: of its direction, head
     dimensions, features and size of elements."""
     alike = query.join(BestRow.shape).where(_is_of_kind(shape))
     return alike.with_only_columns(BestRow.id, BestRow.origin, ShapeRow.document)

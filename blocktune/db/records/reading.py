@@ -1,4 +1,4 @@
-"""The records of many rows, none of which is believed before it has passed the rules of its record."""
+"""Reads many rows as records, each of which is checked by the rules of its record first."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ def readable_records(
 
 
 def id_of(row_type: type[Base], **key: str) -> ScalarSelect[int]:
-    """Return the query of the id of the row with this key, for a condition of another query.
+    """Return a query for the id of the row with this key, to be a condition in another query.
 
     It is looked up once and first, so that the rows that refer to it are found by an index; joined to them, it would be
     one table more whose order the planner of a server has to choose.

@@ -1,4 +1,4 @@
-"""The records of a store in its damaged file, without a word of the file's own schema.
+"""Reads a store's records from its damaged file, without the schema in that file.
 
 What the pages hold is laid into a store of our own schema in memory, with the ids that it had, and read from there by
 the rules for every store. A row that breaks one is lost, and counted.

@@ -1,4 +1,4 @@
-"""Errors of SQLAlchemy and the drivers in terms of a store, with the way out."""
+"""SQLAlchemy's and the drivers' errors as store errors, with the way out."""
 
 import sqlite3
 from collections.abc import Iterator

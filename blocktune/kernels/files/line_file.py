@@ -1,4 +1,4 @@
-"""Files of statistics, a line for each entry, which any number of processes add to. No other user can read them.
+"""Statistics files, a line for each entry, which any number of processes add to. No other user can read them.
 Nothing waits for a lock or a pipe, and damage costs a line."""
 
 import errno

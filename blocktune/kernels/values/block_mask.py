@@ -28,7 +28,7 @@ front."""
 
 @dataclass(frozen=True, slots=True)
 class BlockLists:
-    """The active blocks of every row of blocks, int32 [batch or 1, heads or 1, rows, columns + 1], contiguous.
+    """The active blocks in every row of blocks, int32 [batch or 1, heads or 1, rows, columns + 1], contiguous.
 
     indices: the numbers of a row's active blocks, ascending; what follows them are further valid numbers, so that a
     kernel may read ahead. before: how many active blocks have a smaller number than the position; the last one counts

@@ -49,7 +49,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A text of several lines, such as a compiler's, of up to `longest` characters."""
+    """A text of several lines, such as a compiler's, with up to `longest` characters."""
 
     longest: int
 

@@ -222,7 +222,7 @@ def draw(device: torch.device) -> tuple[int, int]:
 
 
 class DifferentiableCall(Protocol):
-    """The computation of a kind of calls: `KernelCall`, or the ops of a graph."""
+    """The computation for one kind of calls: `KernelCall`, or the ops of a graph."""
 
     lse: bool
     layout: Layout
@@ -239,7 +239,7 @@ class DifferentiableCall(Protocol):
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Output of a call, and log-sum-exp if it is wanted, by the plan of either direction. The gradients have none
+    """A call's output, and log-sum-exp if it is wanted, by the plans of both directions. The gradients have none
     themselves.
 
     The sinks are those of the extras, named apart since they may require a gradient.

@@ -1,4 +1,4 @@
-"""The arguments of a call besides query, key and value, and the key of its plan."""
+"""A call's arguments besides query, key and value, and the key of its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ _NO_TENSORS = (None,) * len(EXTRA_TENSORS)
 
 
 class PlanUse(NamedTuple):
-    """The use of a plan of one direction.
+    """How a call uses the plan for one direction.
 
     sums: a forward leaves the log-sum-exp. competes: PyTorch's kernel may serve the calls as well.
     """

@@ -1,4 +1,4 @@
-"""Checks of a call's numbers and of the values in its tensors: lengths, pages, shares.
+"""Checks a call's numbers and the values in its tensors: lengths, pages, shares.
 
 Kernels trust them. The values in tensors on a GPU are looked at once for every kind of call, since that waits for it.
 """

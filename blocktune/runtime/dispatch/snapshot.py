@@ -1,4 +1,4 @@
-"""A snapshot of a source's recommendations for the devices of this process, as far as it has been read."""
+"""A snapshot of a source's recommendations for this process's devices, as far as it has been read."""
 
 import logging
 from collections.abc import Callable

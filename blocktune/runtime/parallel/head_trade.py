@@ -14,7 +14,7 @@ from blocktune.runtime.parallel.ring import heads_first
 
 @dataclass(frozen=True, slots=True)
 class HeadTrade:
-    """The trade of heads among the ranks of a group.
+    """The trade of heads among a group's ranks.
 
     group: who trades. rank: this one. tokens: of each rank, the rows of its tensor and where they stand among the
     tokens of all. heads: which ones each rank gets; of keys two ranks may get the same.

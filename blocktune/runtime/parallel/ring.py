@@ -32,7 +32,7 @@ parts of 131,072 queries over as many keys run 1.10 times as fast as the whole."
 
 @dataclass(frozen=True, slots=True)
 class RankRing:
-    """How a rank attends to the keys of all ranks of a group.
+    """One rank's attention to the keys of all ranks in a group.
 
     group: None for a rank that needs no other. steps: the rank's own.
     """

@@ -27,7 +27,7 @@ class Join:
 
 
 class RowSums:
-    """Memory [batch, heads, rows, dim] in which parts of ranges of rows meet.
+    """Memory [batch, heads, rows, dim] in which partial results for rows meet.
 
     Args:
         like: a tensor with the type of the results, where they are.
@@ -83,7 +83,7 @@ class GradientSums(RowSums):
 
 
 class AttentionSums:
-    """Output and log-sum-exp of query rows over the keys of blocks, and over attention sinks.
+    """Output and log-sum-exp per query row over the blocks' keys, and over attention sinks.
 
     Args:
         query: [batch, heads, rows, head_dim].

@@ -1,4 +1,4 @@
-"""A recorder of the shapes of PyTorch's attention in a program that does not use our kernels: BLOCKTUNE_RECORD."""
+"""Records the shapes of PyTorch's attention in a program that does not use our kernels: BLOCKTUNE_RECORD."""
 
 import logging
 from typing import Any

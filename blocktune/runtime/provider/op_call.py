@@ -12,7 +12,7 @@ PLAIN, PACKED, LENGTH_FIRST = "[batch, heads, length, dim]", "[tokens, heads, di
 
 
 class OpCall(NamedTuple):
-    """The numbers of a call, all of them constants: they are a part of the key of the fast path.
+    """A call's numbers, all of them constants: they are a part of the key of the fast path.
 
     layout: of query, key, value and output. causal: a value of `Causal`. scale: None is 1 / sqrt(head_dim). sums:
     whether the log-sum-exp is wanted. longest: the lengths of the longest packed sequences. num_splits: 1 makes a
@@ -29,7 +29,7 @@ class OpCall(NamedTuple):
 
 
 class OpTensors(NamedTuple):
-    """The tensors of a call that decide what serves it, in the layout of the op.
+    """The call's tensors that decide what serves it, in the op's layout.
 
     begins_q, begins_k: where packed sequences of queries and of keys begin, int32 [sequences + 1].
     """

@@ -1,4 +1,4 @@
-"""The provider `blocktune` of PyTorch's registry of FlashAttention implementations: `torch.nn.attention`.
+"""The provider `blocktune` in PyTorch's registry of FlashAttention implementations: `torch.nn.attention`.
 
 An implementation replaces the CUDA kernels of ops, below autograd; PyTorch's own `_fa4.py` is the pattern. PyTorch
 still decides by its own rules which op it calls. What our kernels do not compute goes on to the kernel that was there

@@ -1,4 +1,4 @@
-"""Calls of PyTorch's ops, computed with the configs of a dispatcher: found again by the fast path, launched by replays.
+"""Computes calls of PyTorch's ops with a dispatcher's configs: found again by the fast path, launched by replays.
 
 Ops are below autograd and autocast: nothing is recorded here, and nothing converted.
 """

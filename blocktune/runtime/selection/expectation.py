@@ -47,7 +47,7 @@ together."""
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The logarithm of a ratio of times: its mean and its variance."""
+    """A logarithmic ratio of two times: its mean and its variance."""
 
     mean: float
     variance: float

@@ -49,7 +49,7 @@ PYTORCHS_FEATURES = frozenset({str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "d
 
 @dataclass(frozen=True, slots=True)
 class PyTorchDuel:
-    """A shape, with the times of our kernel and of PyTorch's in microseconds."""
+    """A shape, with our kernel's time and PyTorch's in microseconds."""
 
     shape: AttentionShape
     ours_us: float

@@ -34,7 +34,7 @@ BESIDE = 64.0
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Keys or values of one head, [keys, dim] of any type, and what multiplies them: one number, or one a key."""
+    """One head's keys or values, [keys, dim] in any type, and what multiplies them: one number, or one a key."""
 
     stored: Tensor
     factor: Tensor | None = None

@@ -1,4 +1,4 @@
-"""No SQLite connection of one thread crosses a fork of another.
+"""Keeps SQLite connections closed while another thread forks.
 
 SQLite keeps its locks in the memory of the process. A child that is forked while another thread has a connection open
 inherits them held for ever: whatever it opens on the same file then waits for ever. So a fork waits for the moment in

@@ -63,7 +63,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class SqliteRows:
-    """The rows of a view of a store."""
+    """The rows of a store's view."""
 
     path: Path
     view: StoreView = DISPATCH

@@ -1,4 +1,4 @@
-"""Rows of a store or a results file, of unknown quality, as what they recommend here."""
+"""Turns rows of unknown quality, from a store or a results file, into recommendations."""
 
 import json
 import logging

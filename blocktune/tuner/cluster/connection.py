@@ -30,7 +30,7 @@ OBJECT_STORE_BYTES = 100 << 20
 
 
 def kind_resource(kind: str) -> str:
-    """Return the name of the resource of a kind of GPU, which is `DeviceSpec.key`."""
+    """Return the name of Ray's resource for a kind of GPU, which is `DeviceSpec.key`."""
     return PREFIX + kind
 
 

@@ -43,7 +43,7 @@ def pytorch_compute(name: str, shape: AttentionShape, device: DeviceSpec, questi
 
 
 def chunked_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
-    """Compute the same by pieces of queries, each of which merges pieces of keys, in float32.
+    """Compute the same piece by piece: each piece of queries merges pieces of keys, in float32.
 
     Only the scores of a piece are in memory. A query without keys gives 0. Products of 16 bits would round every piece,
     which adds up to more than the check allows.
@@ -57,7 +57,7 @@ def chunked_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
 
 
 def _attend_piece(shape: AttentionShape, q: Any, k: Any, v: Any, first_row: int) -> Any:
-    """Return the output of a piece of the queries that begins at this row of all of them."""
+    """Return the output for the piece of the queries that begins at this row."""
     most = torch.full((*q.shape[:3], 1), -math.inf, device=q.device)
     weight, total = torch.zeros_like(most), torch.zeros((*q.shape[:3], v.shape[-1]), device=q.device)
     last_row = first_row + q.shape[2] - 1 + shape.causal_offset

@@ -78,7 +78,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All contenders of one shape, from one run of paired rounds.
+    """One shape's contenders, from one run of paired rounds.
 
     load: how the GPU worked during them; None where no contender was timed.
     """

@@ -1,4 +1,4 @@
-"""Answers of a worker process to its parent, as lines of JSON on a pipe of their own, and how a compile ended by it."""
+"""A worker process's answers to its parent, as lines of JSON on their own pipe, and how a compile ended by them."""
 
 import ctypes
 import json

@@ -33,7 +33,7 @@ HARD_QUERY_SCALE = 6.0
 
 
 class GradientQuestion:
-    """Inputs of a backward, with the right gradients of some groups of heads. Offers what a forward `Question` does."""
+    """A backward's inputs, with the right gradients for some groups of heads. Offers what a forward `Question` does."""
 
     def __init__(self, inputs: CheckInputs, dout: Any, groups: Sequence[int], tolerance: float):
         self.inputs = inputs

@@ -1,4 +1,4 @@
-"""Attention with any features, some query rows of one group of heads at a time: the right answers of large shapes.
+"""Attention with any features, for some query rows in one group of heads at a time: the right answers of large shapes.
 
 It says what `kernels/values/reference.py` says of whole tensors, over entries of any length and layout, in bounded
 memory, and can be differentiated by autograd. Rows that see no key have the output 0, the log-sum-exp -inf and no
@@ -24,7 +24,7 @@ DROPOUT_SHARE = 8
 
 
 class Group:
-    """The query heads of one key head of one batch entry. q [group_size, rows, dim], k and v [keys, dim], float32."""
+    """One batch entry's query heads that share a key head. q [group_size, rows, dim], k and v [keys, dim], float32."""
 
     def __init__(self, inputs: CheckInputs, number: int) -> None:
         shape = inputs.shape

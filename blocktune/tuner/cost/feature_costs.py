@@ -1,4 +1,4 @@
-"""The costs of features in a forward, and the typical lengths of shapes that name the longest."""
+"""The costs of features in a forward, and typical lengths for shapes that name the longest."""
 
 import math
 from dataclasses import dataclass, replace

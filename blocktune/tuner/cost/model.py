@@ -1,4 +1,4 @@
-"""Predicts the time of a config from the rates of a device: a ranking, not a stopwatch.
+"""Predicts a config's time from a device's rates: a ranking, not a stopwatch.
 
 What a key tile costs a multiprocessor is counted for each unit, and how much of it overlaps, in
 `tuner/cost/iterations.py`; causal skipping, waves, prologue and epilogue and the bytes of device memory come on top

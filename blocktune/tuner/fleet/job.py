@@ -1,4 +1,4 @@
-"""The unit of work of many searches: one shape, or one call of an autotuned kernel, and the events of its worker."""
+"""The unit of work where many searches run: a shape, or a call of an autotuned kernel, and the events of its worker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

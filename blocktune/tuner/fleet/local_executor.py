@@ -1,4 +1,4 @@
-"""One worker process for each GPU of this host, with a common list of jobs.
+"""One worker process for each local GPU, with a common list of jobs.
 
     executor = LocalExecutor(alike_devices(spec))
     for event in executor.run(jobs):

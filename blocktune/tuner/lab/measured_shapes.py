@@ -96,7 +96,7 @@ def _good_configs(measured: Measured) -> Iterator[tuple[str, RelativeConfig]]:
 
 
 class _Predicted(dict[KernelConfig, float]):
-    """The logarithm of the model's time of a config, computed when it is first looked up."""
+    """The logarithm of the model's time for a config, computed when it is first looked up."""
 
     def __init__(self, shape: AttentionShape, device: DeviceSpec) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The report of a study of a GPU's noise: spreads, drift, how regimes differ, and the tie band that follows."""
+"""The report on a GPU's noise: spreads, drift, how regimes differ, and the tie band that follows."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Savings and losses of a race of candidates, by the recorded rounds of sweeps."""
+"""What a race among candidates saves and loses, by the rounds that sweeps recorded."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence

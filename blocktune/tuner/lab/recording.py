@@ -65,7 +65,7 @@ def dense_part(
 
 
 def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
-    """Return the configs of a kernel, the most promising of every combination of its own parameters in turns."""
+    """Return a kernel's configs: in turns the most promising with each combination of its own parameters."""
     useful = {config: usefulness(get_kernel(config.kernel), config, shape, device) for config in configs}
     alike: dict[tuple[tuple[str, int], ...], list[KernelConfig]] = {}
     for config in sorted(configs, key=lambda config: useful[config]):

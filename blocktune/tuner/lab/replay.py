@@ -181,7 +181,7 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class _RecordedSubject(AttentionSubject):
-    """The shape of a sweep, with the model's opinions of its configs."""
+    """A sweep's shape, with the model's predictions for its configs."""
 
     useful: Mapping[KernelConfig, float]
     predicted: Mapping[KernelConfig, float]

@@ -54,7 +54,7 @@ _NESTED = ("config", "resources", "telemetry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The trials of one shape, one per config, and of one kernel source per kernel."""
+    """The trials of one shape, one per config, from one source per kernel."""
 
     device: DeviceSpec
     environment: Environment

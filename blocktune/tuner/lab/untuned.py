@@ -96,7 +96,7 @@ class _Scored:
 
 
 class UntunedStudy:
-    """Recorded sweeps of one device and winners of it, of which shapes are left out in turn."""
+    """Recorded sweeps and winners of one device; shapes are left out in turn."""
 
     def __init__(self, sweeps: Sequence[Sweep], bests: Iterable[Best] = ()) -> None:
         known = list(bests)

@@ -52,7 +52,7 @@ class LaunchTools:
 
 @dataclass(frozen=True, slots=True)
 class LaunchCandidate:
-    """A config of a call, whose results must be those of the config that was checked first."""
+    """A call's config, whose results must equal those of the config that was checked first."""
 
     call: AutotunedCall
     config: LaunchConfig

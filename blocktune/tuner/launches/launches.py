@@ -11,7 +11,7 @@ from blocktune.tuner.measure.clock import HookedLaunch
 
 @dataclass(frozen=True, slots=True)
 class ConfigLaunch(HookedLaunch):
-    """The launches of one config, with the hooks of the kernel and of the config."""
+    """One config's launches, with the hooks of kernel and config."""
 
     call: AutotunedCall
     config: LaunchConfig

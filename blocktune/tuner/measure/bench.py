@@ -225,7 +225,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class QuestionCandidate:
-    """A config of an attention kernel, checked by the questions of its shape."""
+    """An attention kernel's config, checked by the questions of its shape."""
 
     launch: Launch
     questions: Questions

@@ -32,7 +32,7 @@ BATCH_US = 4000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """The time and energy of one burst of a launch.
+    """The time and energy of one burst of launches.
 
     energy_mj: of a launch. time_us: of a launch, without a flush before it, so that it may be under the measured time.
     """

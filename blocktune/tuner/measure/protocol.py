@@ -169,7 +169,7 @@ def is_slower(own: Sequence[float], other: Sequence[float], margin: float) -> bo
 
 
 def shares(timed: Mapping[Contender, Sequence[float]]) -> dict[Contender, float]:
-    """Return the time of each contender as a part of what is usual in the rounds, which all of them took part in."""
+    """Return each contender's time over what is usual in the rounds, in which all of them took part."""
     usual = [statistics.fmean(row) for row in zip(*timed.values(), strict=True)]
     return {contender: middle(list(map(truediv, samples, usual)))[0] for contender, samples in timed.items()}
 

@@ -1,4 +1,4 @@
-"""How often the banks of shared memory must be read for one access of a warp, and what removes the conflicts.
+"""Bank conflicts of shared memory: how often banks are read for one access of a warp, and what removes the conflicts.
 
     walk = column_walk(rows=16, row_bytes=256)               # the lanes read down a column of a tile
     wavefronts(walk).degree                                  # 16: a 16-way conflict
@@ -33,7 +33,7 @@ ACCESS_BYTES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wavefronts:
-    """The wavefronts of one access of a warp. phases: the wavefronts of each phase in turn."""
+    """The wavefronts of one warp access. phases: the wavefronts of each phase in turn."""
 
     phases: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""How many blocks fit a multiprocessor over each of the resources of a block, the others being as they are.
+"""Curves of the blocks that fit a multiprocessor over each resource, the others being as they are.
 
 curves = curves_of(occupancy(resources, limits))
 curves["registers"].steps        # ((8, 16), (72, 14), ...): from 8 registers on 16 blocks, from 72 on 14
@@ -52,7 +52,7 @@ class Curve:
 
 
 def curves_of(result: Occupancy) -> dict[str, Curve]:
-    """Return a curve for every resource of `TITLES`, of the kernel and the device of this answer.
+    """Return a curve for every resource of `TITLES`, for this answer's kernel and device.
 
     Values are tried where another unit of the resource begins to be handed out, so that no step is missed.
     """

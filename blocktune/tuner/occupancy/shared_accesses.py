@@ -33,7 +33,7 @@ JOINED_BYTES = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedAccesses:
-    """Accesses of one warp in one round of the loop that computes the products.
+    """One warp's accesses in one round of the loop that computes the products.
 
     loads and stores count instructions. Their excess is what conflicts of banks add to the wavefronts that the widths
     of the accesses need.

@@ -1,4 +1,4 @@
-"""Specializations of a launch of an autotuned kernel, found without compiling, and their way to another process.
+"""Specializations of an autotuned kernel's launch, found without compiling, and their way to another process.
 
 Triton itself says what it would compile: its `jit_cache_hook` gets signature, constants, attributes and options of a
 launch, and keeps it from compiling by returning true. So a specialization is that of the real call, whatever

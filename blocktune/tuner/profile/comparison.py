@@ -179,7 +179,7 @@ def _rest(analysis: Analysis, counters: Counters) -> Iterator[Row]:
 
 
 def _conflicts(analysis: Analysis) -> float | None:
-    """Return the wavefronts that conflicts of banks add in all rounds of the loop, one for each tile of keys."""
+    """Return the wavefronts that bank conflicts add in all rounds of the loop, one for each tile of keys."""
     if analysis.shared is None:
         return None
     kernel = get_kernel(analysis.config.kernel)

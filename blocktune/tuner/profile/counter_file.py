@@ -35,7 +35,7 @@ _MARK = "# "
 
 @dataclass(frozen=True, slots=True)
 class CounterFile:
-    """One config on one device, with the counters of one call of it. recorded_on: the date; empty where unknown."""
+    """One config on one device, with the counters of one call. recorded_on: the date; empty where unknown."""
 
     analysis: Analysis
     csv: str

@@ -44,7 +44,7 @@ class LaunchCounters:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The kernels of one call of a config, in the order of their launches."""
+    """The kernels of one call, in launch order."""
 
     launches: tuple[LaunchCounters, ...]
 

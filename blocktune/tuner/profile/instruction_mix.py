@@ -1,4 +1,4 @@
-"""Which kinds of instructions a compiled config runs in a round of its loop, and where it reloads spilled registers."""
+"""The instruction mix of a compiled config's loop, and where it reloads spilled registers."""
 
 from collections import Counter
 from collections.abc import Sequence

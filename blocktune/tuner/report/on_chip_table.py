@@ -1,4 +1,4 @@
-"""On-chip tiles of the configs of a sweep, one entry for every layout that occurs."""
+"""On-chip tiles of a sweep's configs, one entry for every layout that occurs."""
 
 from typing import Any
 

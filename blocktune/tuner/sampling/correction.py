@@ -1,4 +1,4 @@
-"""Correction of a model's predictions of all points by measurements of some: a Gaussian process.
+"""Corrects a model's predictions for all points by measurements of some: a Gaussian process.
 
 The logarithm of a measured value over its prediction is taken for a Gaussian process of four parts: a constant, since
 values need not have the prediction's unit; a slope, by which the model exaggerates differences or understates them; a

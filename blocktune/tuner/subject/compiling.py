@@ -1,4 +1,4 @@
-"""The compiler of the configs of one subject, in the background of a search: `ConfigCompiler`."""
+"""Compiles one subject's configs in the background of a search: `ConfigCompiler`."""
 
 from concurrent.futures import Future
 from typing import Protocol

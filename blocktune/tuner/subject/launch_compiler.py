@@ -1,4 +1,4 @@
-"""The compiler of the configs of a call, in the background: `LaunchCompiler`."""
+"""Compiles a call's configs in the background: `LaunchCompiler`."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType

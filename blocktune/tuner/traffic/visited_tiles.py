@@ -9,7 +9,7 @@ from blocktune.kernels.values.visible_ranges import key_spans, whole_key_tiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitCounts:
-    """The key tiles of all query tiles of one head.
+    """The key tiles that one head's query tiles visit.
 
     query_tiles: blocks per head. total: key tiles that they visit together, at full cost each even where a part is
     masked. masked: those among them that are masked. longest: the most that one block visits.

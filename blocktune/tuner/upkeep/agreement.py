@@ -22,7 +22,7 @@ RoundsByConfig = Mapping[KernelConfig, Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rematch:
-    """The rematch of the winners of some searches.
+    """The rematch of several searches' winners.
 
     winners: how many searches each config won, the most frequent first, of equally frequent ones the fastest.
     samples_us: rounds of the finals, paired. failures: winners that did not run any more, with the reason.

@@ -10,14 +10,14 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Direction
-from tools.bench.drawn_shapes import drawn, over_fastest
+from tools.bench.drawn_shapes import draw_shapes, over_fastest
 from tools.pages.pages import with_results
 from tools.pages.searches import drawn_tables
 
 
 def test_a_seed_names_its_shapes_and_kernels_compute_all_of_them() -> None:
-    shapes = drawn(5, 28)
-    assert shapes == drawn(5, 28) != drawn(6, 28)
+    shapes = draw_shapes(5, 28)
+    assert shapes == draw_shapes(5, 28) != draw_shapes(6, 28)
     assert len(set(shapes)) == 28
     limits = device_named("h200").limits
     assert all(kernels_for(shape, limits) for shape in shapes)

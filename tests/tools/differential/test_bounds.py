@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tools.differential.truth.bounds import Comparison, compared
+from tools.differential.truth.bounds import Comparison, compare_errors
 
 TRUTH = torch.linspace(-2.0, 2.0, 64, dtype=torch.float64).view(1, 1, 8, 8)
 NAN, INF = float("nan"), float("inf")
@@ -14,7 +14,7 @@ NAN, INF = float("nan"), float("inf")
 
 def judged(ours: Tensor, name: str = "out", theirs: Tensor = TRUTH, truth: Tensor = TRUTH, **more: Any) -> Comparison:
     options: dict[str, Any] = {"poisoned": False} | more
-    return compared(name, ours, truth, theirs, TRUTH.abs(), torch.zeros(1, 1, 8, 1), torch.float16, **options)
+    return compare_errors(name, ours, truth, theirs, TRUTH.abs(), torch.zeros(1, 1, 8, 1), torch.float16, **options)
 
 
 def changed(value: float, row: int = 3, base: Tensor = TRUTH) -> Tensor:
@@ -39,8 +39,8 @@ def test_three_times_pytorchs_error_is_let_through_and_no_more() -> None:
 def test_float32_scores_may_be_large() -> None:
     options = {"truth": TRUTH, "theirs": TRUTH, "magnitude": TRUTH.abs(), "dtype": torch.float16, "poisoned": False}
     wrong = changed(TRUTH[0, 0, 3, 0].item() * 1.02)
-    assert not compared("out", wrong, score_size=torch.full((1, 1, 8, 1), 10.0), **options).is_right
-    assert compared("out", wrong, score_size=torch.full((1, 1, 8, 1), 1e6), **options).is_right
+    assert not compare_errors("out", wrong, score_size=torch.full((1, 1, 8, 1), 10.0), **options).is_right
+    assert compare_errors("out", wrong, score_size=torch.full((1, 1, 8, 1), 1e6), **options).is_right
 
 
 def test_a_gradient_is_as_wrong_as_the_exponential_of_a_score() -> None:
@@ -48,9 +48,9 @@ def test_a_gradient_is_as_wrong_as_the_exponential_of_a_score() -> None:
     wrong, lost = changed(TRUTH[0, 0, 3, 0].item() * 5.0), changed(INF)
     for size, lets_wrong, lets_lost in ((2e6, False, False), (4e6, True, False), (1e8, True, True)):
         sizes = torch.full((1, 1, 8, 1), size)
-        assert compared("k", wrong, score_size=sizes, **options).is_right == lets_wrong
-        assert compared("k", lost, score_size=sizes, **options).is_right == lets_lost
-        assert not compared("out", lost, score_size=sizes, **options).is_right
+        assert compare_errors("k", wrong, score_size=sizes, **options).is_right == lets_wrong
+        assert compare_errors("k", lost, score_size=sizes, **options).is_right == lets_lost
+        assert not compare_errors("out", lost, score_size=sizes, **options).is_right
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -84,7 +84,7 @@ def test_infinities_far_from_the_largest_number_are_lost(value: float) -> None:
 def test_the_edge_is_the_least_number_that_rounds_to_infinity(dtype: torch.dtype) -> None:
     largest = torch.tensor([torch.finfo(dtype).max], dtype=torch.float64)
     far = largest * 0.9
-    found = compared("k", largest * INF, largest, far, largest * 0, largest * 0, dtype, poisoned=False)
+    found = compare_errors("k", largest * INF, largest, far, largest * 0, largest * 0, dtype, poisoned=False)
     edge = largest + found.error
     assert edge.to(dtype).isinf().all()
     assert (largest + found.error * 0.999).to(dtype).isfinite().all()
@@ -116,10 +116,10 @@ def test_a_hidden_number_that_is_none_may_come_through_or_not() -> None:
 
 def test_no_error_is_right_by_any_bound() -> None:
     zeros, endless = torch.zeros(3), torch.full((3,), float("inf"))
-    found = compared("a", zeros, zeros.double(), zeros, endless.double(), endless, torch.float16, poisoned=False)
+    found = compare_errors("a", zeros, zeros.double(), zeros, endless.double(), endless, torch.float16, poisoned=False)
     assert found.is_right
 
 
 def test_an_empty_tensor_is_right() -> None:
     empty = TRUTH[:, :, :0]
-    assert compared("out", empty, empty, empty, empty, empty, torch.float16, poisoned=False).is_right
+    assert compare_errors("out", empty, empty, empty, empty, empty, torch.float16, poisoned=False).is_right

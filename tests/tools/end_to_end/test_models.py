@@ -10,7 +10,7 @@ from torch import Tensor
 from tools.end_to_end.caches import OurCache, SdpaCache
 from tools.end_to_end.gpt import GptSizes
 from tools.end_to_end.llama import Decoder, LlamaSizes
-from tools.end_to_end.rows import OURS, SDPA, DecodeLoop, DisagreementError, Lab, Row, _compared, rows
+from tools.end_to_end.rows import OURS, SDPA, DecodeLoop, DisagreementError, Lab, Row, _compare_results, rows
 from tools.end_to_end.turns import Run, Spread, in_turns
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_a_decoder_gives_the_logits_of_the_whole_sequence(sliced: bool) -> None:
 def test_results_that_differ_are_not_timed() -> None:
     results = {SDPA: [torch.ones(4)], OURS: [torch.ones(4) + 1e-3]}
     with pytest.raises(DisagreementError, match=r"blocktune differs from sdpa by 1\.00e-03"):
-        _compared(results, results.__getitem__, LAB)
+        _compare_results(results, results.__getitem__, LAB)
 
 
 def test_a_peer_that_refuses_is_named_and_ours_may_not() -> None:
@@ -56,10 +56,10 @@ def test_a_peer_that_refuses_is_named_and_ours_may_not() -> None:
 
     refusing = "cudnn"
     names = dict.fromkeys((OURS, SDPA, "cudnn"))
-    assert _compared(names, results, LAB) == {"cudnn": "RuntimeError: No available kernel."}
+    assert _compare_results(names, results, LAB) == {"cudnn": "RuntimeError: No available kernel."}
     refusing = OURS
     with pytest.raises(RuntimeError, match="No available kernel"):
-        _compared(names, results, LAB)
+        _compare_results(names, results, LAB)
 
 
 def test_programs_take_turns_and_the_first_round_counts_for_nothing() -> None:

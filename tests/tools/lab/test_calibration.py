@@ -51,5 +51,5 @@ def test_bounds_hold_and_the_constants_lie_within() -> None:
     for name, (low, high) in BOUNDS.items():
         assert low < getattr(CONSTANTS, name) < high
     for name, (low, high) in BOUNDS.items():
-        for moved in calibration._moved(replace(CONSTANTS, **{name: high}), name, 5.0):
+        for moved in calibration._move_constant(replace(CONSTANTS, **{name: high}), name, 5.0):
             assert low <= getattr(moved, name) <= high

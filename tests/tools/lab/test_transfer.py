@@ -15,7 +15,7 @@ from blocktune.tuner.lab.untuned import UntunedStudy
 from tests.support.stores.sample_records import winner
 from tests.tuner.lab.test_untuned import KERNEL, LENGTHS, hidden, shape_of, sweep
 from tools.lab import transfer, transfer_file
-from tools.lab.transfer_losses import decisions, model_slowdown, moved
+from tools.lab.transfer_losses import decisions, model_slowdown, shared_shapes
 from tools.pages.pages import with_results
 
 H100, H200 = device_named("h100"), device_named("h200")
@@ -37,14 +37,14 @@ def on(device: DeviceSpec, one: Sweep) -> Sweep:
 def test_equal_winners_need_no_meeting_and_others_have_a_ratio_only_where_they_met() -> None:
     there = [SHARED, dataclasses.replace(ALONE, config=OTHER), dataclasses.replace(LOST, config=OTHER)]
     rounds = {ALONE.shape.label: {ALONE.config: 0.9, OTHER: 0.99}}
-    found = {one.shape: one.slowdown for one in moved([SHARED, ALONE, LOST], there, rounds)}
+    found = {one.shape: one.slowdown for one in shared_shapes([SHARED, ALONE, LOST], there, rounds)}
     assert found == {SHARED.shape: 1.0, ALONE.shape: pytest.approx(1.1), LOST.shape: None}
 
 
 def test_the_default_met_the_winner_in_the_finals_of_its_search() -> None:
     assert SHARED.default is None
     own = dataclasses.replace(SHARED, config=OTHER, default=SHARED.config, speedup_over_default=1.05)
-    (found,) = moved([own], [SHARED], {})
+    (found,) = shared_shapes([own], [SHARED], {})
     assert found.slowdown == 1.05
 
 
@@ -104,9 +104,9 @@ def test_without_a_file_the_page_says_how_it_would_come_about(tmp_path: Path) ->
 
 def test_a_rematch_is_read_by_config_if_there_was_one(tmp_path: Path) -> None:
     file = tmp_path / "h100-elsewhere.rematch.json"
-    assert transfer.met(file) == {}
+    assert transfer.rematch_ratios(file) == {}
     entry = {"config": SHARED.config.to_json(), "over_default": 0.9}
     broken = {"config": OTHER.to_json(), "over_default": None}
     rows = [{"label": "s", "winners": [entry, broken]}]
     file.write_text(json.dumps({"format": "blocktune-rematch", "schema": 1, "rows": rows}))
-    assert transfer.met(file) == {"s": {SHARED.config: 0.9}}
+    assert transfer.rematch_ratios(file) == {"s": {SHARED.config: 0.9}}

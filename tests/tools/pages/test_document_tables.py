@@ -1,7 +1,7 @@
 """Tables of documents: what a cell shows."""
 
-from tools.pages.document_tables import escaped
+from tools.pages.document_tables import escape
 
 
 def test_a_sign_of_html_is_spelt_except_between_backticks() -> None:
-    assert escaped("a < b, `c <= d` | `<` or <br>") == "a &lt; b, `c <= d` \\| `<` or &lt;br>"
+    assert escape("a < b, `c <= d` | `<` or <br>") == "a &lt; b, `c <= d` \\| `<` or &lt;br>"

@@ -8,7 +8,7 @@ import pytest
 
 from blocktune.tuner.lab.sweep_file import load_sweep
 from tools.pages.pictures.explain_picture import explain_picture
-from tools.pages.pictures.notebook_page import NOTEBOOK, PAGE, executed, page_of, pictures_of
+from tools.pages.pictures.notebook_page import NOTEBOOK, PAGE, execute, page_of, pictures_of
 from tools.pages.pictures.start_picture import start_picture
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def test_the_page_is_the_notebook() -> None:
 @pytest.mark.exhaustive
 def test_the_notebook_runs_and_shows_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert texts(executed(STORED)) == texts(STORED)
+    assert texts(execute(STORED)) == texts(STORED)
 
 
 def test_a_tuner_that_starts_twice_as_fast_has_a_bar_of_half_the_length() -> None:

@@ -16,7 +16,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import KERNELS, kernels_for
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tools.pages.bench_tables import NO_LOAD, NOTHING, results_block
-from tools.pages.pages import drawn, pages, pictures, with_results
+from tools.pages.pages import draw_picture, pages, pictures, with_results
 from tools.pages.readme_rivals import with_todays_rivals
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def test_the_pages_show_the_measured_files(page: Path) -> None:
 
 @pytest.mark.parametrize("picture", pictures(ROOT), ids=lambda path: path.name)
 def test_the_pictures_show_the_measured_files(picture: Path) -> None:
-    assert drawn(pictures(ROOT)[picture]) == picture.read_text(), "run `make results`"
+    assert draw_picture(pictures(ROOT)[picture]) == picture.read_text(), "run `make results`"
 
 
 def test_the_readme_shows_a_picture_that_is_drawn_here() -> None:
@@ -206,6 +206,6 @@ def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
         == f"a\n<!-- results a.bench.json -->\n{results_block(with_todays_rivals(DOCUMENT))}\n<!-- /results -->\nb\n"
     )
     assert NOTHING in (tmp_path / "docs" / "benchmarks" / "page.md").read_text()
-    assert (tmp_path / "docs" / "benchmarks" / "a.bench.svg").read_text() == drawn(
+    assert (tmp_path / "docs" / "benchmarks" / "a.bench.svg").read_text() == draw_picture(
         tmp_path / "results" / "a.bench.json"
     )

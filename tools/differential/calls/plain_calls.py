@@ -19,15 +19,15 @@ from tools.differential.truth.oracle import Problem
 def plain_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
     mask, rank = inputs.mask, case.kind.rank
     options: dict[str, Any] = {"is_causal": case.kind.causal, "scale": case.scale, "enable_gqa": case.kind.group > 1}
-    given = None if mask is None else _ranked(mask, rank)
+    given = None if mask is None else _with_rank(mask, rank)
 
     def ours(*tensors: Tensor) -> Tensor:
-        ranked = (_ranked(tensor, rank) for tensor in tensors)
-        return _unranked(subject.attention(*ranked, given, **options), rank)
+        ranked = (_with_rank(tensor, rank) for tensor in tensors)
+        return _without_rank(subject.attention(*ranked, given, **options), rank)
 
     def default(*tensors: Tensor) -> Tensor:
-        query, key, value = (_ranked(tensor, rank) for tensor in tensors)
-        return _unranked(scaled_dot_product_attention(query, key, value, given, **options), rank)
+        query, key, value = (_with_rank(tensor, rank) for tensor in tensors)
+        return _without_rank(scaled_dot_product_attention(query, key, value, given, **options), rank)
 
     def theirs(*tensors: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
@@ -57,12 +57,12 @@ def _as_used(mask: Tensor, case: Case) -> Tensor:
     return mask.to(getattr(torch, case.kind.dtype)) if case.mode is Mode.AUTOCAST else mask
 
 
-def _ranked(tensor: Tensor, rank: int) -> Tensor:
+def _with_rank(tensor: Tensor, rank: int) -> Tensor:
     """A tensor of four dimensions with this many: the first batch entry or head alone, or one dimension more."""
     return {2: lambda: tensor[0, 0], 3: lambda: tensor[0], 4: lambda: tensor, 5: lambda: tensor[None]}[rank]()
 
 
-def _unranked(tensor: Tensor, rank: int) -> Tensor:
+def _without_rank(tensor: Tensor, rank: int) -> Tensor:
     return {2: lambda: tensor[None, None], 3: lambda: tensor[None], 4: lambda: tensor, 5: lambda: tensor[0]}[rank]()
 
 

@@ -39,12 +39,12 @@ class Wrapped:
 def with_tools(case: Case, subject: Subject) -> Subject:
     """The subject as a case's mode calls it."""
     if case.mode in COMPILED:
-        return Wrapped(subject, partial(_compiled, case))
-    tools = {Mode.CHECKPOINT: _checkpointed, Mode.DTENSOR: _spread, Mode.FAKE: _foretold}
+        return Wrapped(subject, partial(_compile, case))
+    tools = {Mode.CHECKPOINT: _checkpoint, Mode.DTENSOR: _spread, Mode.FAKE: _foretold}
     return Wrapped(subject, tools[case.mode]) if case.mode in tools else subject
 
 
-def _compiled(case: Case, function: Function) -> Function:
+def _compile(case: Case, function: Function) -> Function:
     """A new compilation of the function. Without a GPU its graphs run as they are: a CPU's compiler takes minutes."""
     torch.compiler.reset()
     options: dict[str, Any] = {"dynamic": case.dynamic or None, "fullgraph": case.mode is Mode.FULL_GRAPH}
@@ -59,19 +59,19 @@ def _compiled(case: Case, function: Function) -> Function:
 
     def call(*arguments: Any, **others: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
-        return _copied(compiled(*arguments, **others))
+        return _copy(compiled(*arguments, **others))
 
     return call
 
 
-def _copied(result: Any) -> Any:
+def _copy(result: Any) -> Any:
     """The result in memory that no replay writes to."""
     if isinstance(result, tuple):
-        return tuple(map(_copied, result))
+        return tuple(map(_copy, result))
     return result.clone() if isinstance(result, Tensor) else result
 
 
-def _checkpointed(function: Function) -> Function:
+def _checkpoint(function: Function) -> Function:
     return partial(checkpoint, function, use_reentrant=False)
 
 

@@ -97,9 +97,9 @@ class Cache:
             return cache
         if self.index is None and not self.case.kind.padded:
             return rows
-        return self._moved(rows)
+        return self._move_rows(rows)
 
-    def _moved(self, rows: Tensor) -> Tensor:
+    def _move_rows(self, rows: Tensor) -> Tensor:
         """Rows [batch, rows, heads, columns] in the entries of the index, after the padding."""
         batch, count, *rest = rows.shape
         entries = torch.arange(batch, device=rows.device) if self.index is None else self.index.long()
@@ -121,14 +121,14 @@ class Cache:
         is_moved = self.table is None and (self.index is not None or self.case.kind.padded)
         capacity = key.shape[2] + is_moved * MOST_PADDING
         told_apart = self.case.kind.causal or any(0 <= side < capacity for side in self.case.window)
-        query = self._rotated(query, self.lengths[:, None] + (rows if told_apart else rows * 0))
+        query = self._rotate(query, self.lengths[:, None] + (rows if told_apart else rows * 0))
         every = torch.arange(key.shape[2], device=key.device)
         new = self.new_places()
         is_new = (every >= new[:, :1]) & (every <= new[:, -1:])
-        turned = self._rotated(key, (every + self.padding[:, None]))
+        turned = self._rotate(key, (every + self.padding[:, None]))
         return query, torch.where(is_new[:, None, :, None], turned, key)
 
-    def _rotated(self, tensor: Tensor, positions: Tensor) -> Tensor:
+    def _rotate(self, tensor: Tensor, positions: Tensor) -> Tensor:
         """The first numbers of every row as complex ones, times those of the angles of positions [batch, rows]."""
         assert self.angles is not None
         cos, sin = (own.to(tensor.dtype).double() for own in (self.angles.cos(), self.angles.sin()))

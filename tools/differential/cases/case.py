@@ -143,13 +143,13 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
-        return _changed(self)
+        return _change(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """The case that `to_json` wrote."""
         values = dict(document)
-        values["kind"] = _filled(CompileClass, values["kind"])
+        values["kind"] = _fill(CompileClass, values["kind"])
         for name in ("query", "key", "value", "grad"):
             if name in values:
                 values[name] = Layout(**values[name])
@@ -168,26 +168,26 @@ class Case:
 
 def class_to_json(kind: CompileClass) -> dict[str, Any]:
     """The fields that differ from their defaults."""
-    return _changed(kind)
+    return _change(kind)
 
 
 def class_from_json(document: Mapping[str, Any]) -> CompileClass:
     """The class that `class_to_json` wrote."""
-    return _filled(CompileClass, document)
+    return _fill(CompileClass, document)
 
 
-def _changed(value: Any) -> dict[str, Any]:
+def _change(value: Any) -> dict[str, Any]:
     changed = {}
     for field in fields(value):
         own = getattr(value, field.name)
         if isinstance(own, CompileClass):
-            changed[field.name] = _changed(own)
+            changed[field.name] = _change(own)
         elif own != field.default:
             changed[field.name] = asdict(own) if isinstance(own, Layout) else own
     return changed
 
 
-def _filled(kind: type[CompileClass], document: Mapping[str, Any]) -> CompileClass:
+def _fill(kind: type[CompileClass], document: Mapping[str, Any]) -> CompileClass:
     values = dict(document) | {"entry": Entry(document["entry"])}
     if "alignment" in values:
         values["alignment"] = Alignment(values["alignment"])

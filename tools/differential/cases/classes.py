@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tools.differential.cases.case import CompileClass
-from tools.differential.cases.drawing import CASES_APART, drawn, rarely, weighted
+from tools.differential.cases.drawing import CASES_APART, draw_example, rarely, weigh
 from tools.differential.cases.enums import DENSE, KV, QKV, Alignment, Entry
 
 MAX_DIM = 288
@@ -38,7 +38,7 @@ SCALES = ("number", "heads", "batch", "tokens")
 NO_SCALES = "none"
 """For what a cache of 8 bits may have a scale each."""
 
-_ENTRIES = weighted({
+_ENTRIES = weigh({
     Entry.SDPA: 16, Entry.TRANSFORMERS: 4, Entry.FLASH: 6, Entry.FLASH_QKV: 1, Entry.FLASH_KV: 1, Entry.VARLEN: 5,
     Entry.VARLEN_QKV: 1, Entry.VARLEN_KV: 1, Entry.TORCH_VARLEN: 2, Entry.KVCACHE: 6, Entry.MERGE: 1,
 })  # fmt: skip
@@ -49,10 +49,10 @@ def compile_classes(draw: Callable[[Any], Any]) -> CompileClass:
     """Classes whose head dimensions are yet to be chosen: see `with_dims`."""
     entry = draw(_ENTRIES)
     common: dict[str, Any] = {"entry": entry, "head_dim": 0, "head_dim_v": 0}
-    common["dtype"] = draw(weighted({"bfloat16": 4, "float16": 4, "float32": 2}))
-    common["traced"] = entry is not Entry.MERGE and draw(weighted({False: 7, True: 1}))
+    common["dtype"] = draw(weigh({"bfloat16": 4, "float16": 4, "float32": 2}))
+    common["traced"] = entry is not Entry.MERGE and draw(weigh({False: 7, True: 1}))
     common |= draw(_lengths(entry, traced=common["traced"]))
-    common["gradients"] = entry is not Entry.KVCACHE and draw(weighted({False: 1, True: 1}))
+    common["gradients"] = entry is not Entry.KVCACHE and draw(weigh({False: 1, True: 1}))
     if entry in (Entry.SDPA, Entry.TRANSFORMERS):
         found = common | draw(_plain(entry))
     else:
@@ -70,14 +70,14 @@ def _lengths(draw: Callable[[Any], Any], entry: Entry, *, traced: bool) -> dict[
         regimes = {"few": 1, "short": 2}
     elif entry is Entry.KVCACHE:
         regimes = {"few": 4, "medium": 1}
-    regime = draw(weighted(regimes))
+    regime = draw(weigh(regimes))
     found = {"regime": regime, "octave": draw(st.integers(4, 9) if regime == "few" else st.integers(11, 12))}
     alignments = {Alignment.NATURAL: 12, Alignment.PADDED: 3, Alignment.ODD: 3, Alignment.MIXED: 0.5}
-    found["alignment"] = draw(weighted(alignments))
-    lengths = draw(weighted({"odd": 3, "sixteen": 2, "any": 1}))
+    found["alignment"] = draw(weigh(alignments))
+    lengths = draw(weigh({"odd": 3, "sixteen": 2, "any": 1}))
     found["lengths"] = "odd" if found["alignment"] is Alignment.ODD else lengths
-    found["order"] = draw(weighted({"bhs": 2, "bsh": 2, "sbh": 1}))
-    found["square"] = regime in ("short", "medium") and draw(weighted({False: 2, True: 1}))
+    found["order"] = draw(weigh({"bhs": 2, "bsh": 2, "sbh": 1}))
+    found["square"] = regime in ("short", "medium") and draw(weigh({False: 2, True: 1}))
     heads = st.sampled_from((1, 3) if found["lengths"] == "odd" else (1, 2, 3, 4))
     groups = (1, 1, 3, 5) if found["lengths"] == "odd" else (1, 1, 2, 4, 8, 3)
     return found | {"heads_kv": draw(heads), "group": draw(st.sampled_from(groups))}
@@ -88,18 +88,18 @@ def _features(draw: Callable[[Any], Any], entry: Entry, dtype: str) -> dict[str,
     """What the functions of FlashAttention have beside PyTorch's."""
     if entry is Entry.MERGE:
         return {}
-    found: dict[str, Any] = {"causal": draw(st.booleans()), "window": draw(weighted({False: 1, True: 1}))}
+    found: dict[str, Any] = {"causal": draw(st.booleans()), "window": draw(weigh({False: 1, True: 1}))}
     found["page_size"] = draw(_page_sizes(entry))
     if entry is Entry.TORCH_VARLEN:
         return found
-    found |= {"softcap": draw(weighted({False: 3, True: 1})), "alibi": draw(weighted({False: 3, True: 1}))}
+    found |= {"softcap": draw(weigh({False: 3, True: 1})), "alibi": draw(weigh({False: 3, True: 1}))}
     found["slopes_by_batch"] = found["alibi"] and draw(st.booleans())
-    found["sinks"] = entry not in (*QKV, *KV) and draw(weighted({False: 3, True: 1}))
+    found["sinks"] = entry not in (*QKV, *KV) and draw(weigh({False: 3, True: 1}))
     if entry is Entry.KVCACHE and not found["page_size"]:
-        where = draw(weighted({"": 2, "picked": 1, "padded": 1, "picked padded": 1}))
+        where = draw(weigh({"": 2, "picked": 1, "padded": 1, "picked padded": 1}))
         found |= {name: name in where for name in ("picked", "padded")}
     if entry is Entry.KVCACHE and dtype != "float32":
-        found["cache_type"] = draw(weighted({"": 3, "float8_e4m3fn": 2, "int8": 1}))
+        found["cache_type"] = draw(weigh({"": 3, "float8_e4m3fn": 2, "int8": 1}))
         own = (NO_SCALES,) if found["cache_type"] == "float8_e4m3fn" else ()  # int8 stands for nothing by itself
         found["scales"] = found["cache_type"] and draw(st.sampled_from((*SCALES, *own)))
     return found
@@ -108,16 +108,16 @@ def _features(draw: Callable[[Any], Any], entry: Entry, dtype: str) -> dict[str,
 @st.composite
 def _plain(draw: Callable[[Any], Any], entry: Entry) -> dict[str, Any]:
     """What calls with PyTorch's arguments have, and the models of transformers."""
-    found: dict[str, Any] = {"mask": draw(weighted({"none": 10, "boolean": 4, "additive": 4, "float32": 2}))}
+    found: dict[str, Any] = {"mask": draw(weigh({"none": 10, "boolean": 4, "additive": 4, "float32": 2}))}
     found["causal"] = found["mask"] == "none" and draw(st.booleans())
     if found["mask"] != "none":
-        letters = (draw(weighted({letter: 4 if letter == "k" else 2, "1": 1})) for letter in "bhqk")
+        letters = (draw(weigh({letter: 4 if letter == "k" else 2, "1": 1})) for letter in "bhqk")
         found |= {"mask_sizes": "".join(letters), "mask_transposed": draw(rarely())}
         found["mask_row_odd"] = draw(st.booleans())
     if entry is Entry.TRANSFORMERS:
         found["window"] = found["causal"] and draw(st.booleans())
-        return found | {name: draw(weighted({False: 3, True: 1})) for name in ("softcap", "sinks")}
-    special = draw(weighted({"": 28, "rank": 1, "refusals": 1}))
+        return found | {name: draw(weigh({False: 3, True: 1})) for name in ("softcap", "sinks")}
+    special = draw(weigh({"": 28, "rank": 1, "refusals": 1}))
     if special == "rank":
         found |= {"rank": draw(st.sampled_from((2, 3, 5))), "group": 1}
     return found | {"refusals": special == "refusals"}
@@ -130,7 +130,7 @@ def _page_sizes(entry: Entry) -> st.SearchStrategy[int]:
         Entry.VARLEN: {0: 5, 16: 1, 48: 1, 7: 0.5, 128: 0.5},
         Entry.TORCH_VARLEN: {0: 3, 16: 1, 100: 0.5},
     }
-    return weighted(sizes.get(entry, {0: 1}))
+    return weigh(sizes.get(entry, {0: 1}))
 
 
 def with_dims(kind: CompileClass, head_dim: int, head_dim_v: int) -> CompileClass:
@@ -182,7 +182,7 @@ def planned_classes(number: int) -> Iterator[CompileClass]:
         share = MAX_DIM // STEP
         between = [others[place % len(others)] for place in range(deck * share, (deck + 1) * share)]
         for index, dims in enumerate(dims_deck(dice, between)):
-            yield with_dims(drawn(compile_classes(), (number * CASES_APART + deck) * CASES_APART + index), *dims)
+            yield with_dims(draw_example(compile_classes(), (number * CASES_APART + deck) * CASES_APART + index), *dims)
 
 
 def dims_deck(dice: random.Random, others: Sequence[int]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ CASES_APART = 1 << 16
 Drawn = TypeVar("Drawn")
 
 
-def drawn(strategy: st.SearchStrategy[Drawn], number: int) -> Drawn:
+def draw_example(strategy: st.SearchStrategy[Drawn], number: int) -> Drawn:
     """An example, the same one for the same number (a seed) and version of Hypothesis.
 
     Of a longer run most examples would be variations of each other: Hypothesis repeats parts of what it has drawn. The
@@ -36,11 +36,11 @@ def drawn(strategy: st.SearchStrategy[Drawn], number: int) -> Drawn:
     return examples[-1]
 
 
-def weighted(weights: Mapping[Any, float]) -> st.SearchStrategy[Any]:
+def weigh(weights: Mapping[Any, float]) -> st.SearchStrategy[Any]:
     """One of these, about as often as its weight says."""
     least = min(weights.values())
     return st.sampled_from([value for value, weight in weights.items() for _ in range(round(weight / least))])
 
 
 def rarely() -> st.SearchStrategy[bool]:
-    return weighted({False: 11, True: 1})
+    return weigh({False: 11, True: 1})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tools.differential.cases.case import CompileClass
 from tools.differential.cases.classes import UNIT
-from tools.differential.cases.drawing import rarely, weighted
+from tools.differential.cases.drawing import rarely, weigh
 from tools.differential.cases.enums import QKV, Alignment, Entry, Values
 from tools.differential.cases.limits import EXTRA_LENGTHS, MAX_PAIRS, sides_near
 
@@ -16,7 +16,7 @@ CAPS = (0.05, 1.0, 15.0, 50.0, 1e3, 1e5, 1e6)
 
 SPLITS = {0: 3, 1: 1, 2: 0.5, 3: 0.5, 16: 0.5, 128: 0.5}
 
-_UNUSED = weighted({"": 2, "minus": 1, "beyond": 1, "largest": 0.5})
+_UNUSED = weigh({"": 2, "minus": 1, "beyond": 1, "largest": 0.5})
 
 
 @st.composite
@@ -25,13 +25,13 @@ def masks(draw: Callable[[Any], Any], kind: CompileClass) -> dict[str, Any]:
     sizes = kind.mask_sizes
     if not kind.mask_row_odd:
         sizes = draw(st.sampled_from(("bh", "b1", "1h", "11"))) + sizes[2:]
-    hidden = draw(weighted({"some": 6, "rows": 3, "left": 2, "right": 2, "all": 1, "none": 1}))
+    hidden = draw(weigh({"some": 6, "rows": 3, "left": 2, "right": 2, "all": 1, "none": 1}))
     found = {"mask_sizes": sizes, "hidden": hidden}
     if kind.entry is Entry.MERGE:
         found["unwritten"] = draw(st.booleans())
     elif kind.mask != "boolean":
         ways = {"infinity": 3, "least": 2, "mixed": 1, "least_of_type": 1}
-        found |= {"hides": draw(weighted(ways)), "stray": draw(weighted({"": 20, "nan": 1}))}
+        found |= {"hides": draw(weigh(ways)), "stray": draw(weigh({"": 20, "nan": 1}))}
     return found
 
 
@@ -73,7 +73,7 @@ def _sequences(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, 
     sequences = [(draw(lengths[0]), draw(lengths[1])) for _ in range(count)]
     if kind.entry in QKV:
         sequences = [(keys, keys) for _, keys in sequences]
-    slack = weighted(EXTRA_LENGTHS)
+    slack = weigh(EXTRA_LENGTHS)
     found = {"batch": 1, "sequences": _filled_up(sequences, kind), "slack": (draw(slack), draw(slack))}
     if kind.entry is Entry.TORCH_VARLEN:
         found["num_splits"] = draw(st.sampled_from((0, 1, 3)))
@@ -110,10 +110,10 @@ def _caches(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any
     cached = (draw(full),) * batch if one_length else tuple(draw(full) for _ in range(batch))
     found: dict[str, Any] = {"batch": batch, "seqlen_q": queries, "seqlen_k": capacity}
     found |= {"appended": appended, "cached": cached, "one_length": one_length}
-    found |= {"num_splits": draw(weighted(SPLITS)), "sliced": draw(weighted({False: 3, True: 1}))}
+    found |= {"num_splits": draw(weigh(SPLITS)), "sliced": draw(weigh({False: 3, True: 1}))}
     if page:
         found["unused"] = draw(_UNUSED)
-        found["shared"] = kind.scales not in ("batch", "tokens") and draw(weighted({False: 2, True: 1}))
+        found["shared"] = kind.scales not in ("batch", "tokens") and draw(weigh({False: 2, True: 1}))
     may_turn = appended and kind.head_dim > 1 and not kind.cache_type  # what is turned is no number of 8 bits
     if may_turn and not is_extreme and draw(st.booleans()):  # it may overflow
         half = kind.head_dim // 2

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tools.differential.cases.case import Case, CompileClass, Layout
 from tools.differential.cases.classes import UNIT
-from tools.differential.cases.drawing import CASES_APART, drawn, rarely, weighted
+from tools.differential.cases.drawing import CASES_APART, draw_example, rarely, weigh
 from tools.differential.cases.enums import HOOKED, QKV, TRACED, Alignment, Entry, Mode, Values
 from tools.differential.cases.features import features, masks
 from tools.differential.cases.limits import MAX_ELEMENTS, MAX_PAIRS
@@ -20,18 +20,18 @@ WRONGS = (
 
 ORDERS = ("bhs", "bsh", "sbh", "hbs", "shb", "hsb")
 
-_VALUES = weighted({
+_VALUES = weigh({
     Values.NORMAL: 12, Values.LARGE: 1, Values.TINY: 1, Values.CONSTANT: 1, Values.ZEROS: 1, Values.SPIKES: 1.5,
     Values.INF: 1, Values.NAN: 1,
 })  # fmt: skip
-_SCALES = weighted({None: 4, 0.1: 1, 1.0: 1, 0.037: 1, 2.5: 0.5, 20.0: 0.25, 1e-30: 0.25, 0.0: 0.5, -0.2: 0.5})
+_SCALES = weigh({None: 4, 0.1: 1, 1.0: 1, 0.037: 1, 2.5: 0.5, 20.0: 0.25, 1e-30: 0.25, 0.0: 0.5, -0.2: 0.5})
 
 
 def drawn_cases(kind: CompileClass, number: int, most: int, first: int = 0) -> Iterator[tuple[int, Case]]:
     """Cases number `first` to `most` of a class, with their numbers."""
     strategy = cases(kind)
     for index in range(first, most):
-        yield index, drawn(strategy, number * CASES_APART + index)
+        yield index, draw_example(strategy, number * CASES_APART + index)
 
 
 @st.composite
@@ -42,7 +42,7 @@ def cases(draw: Callable[[Any], Any], kind: CompileClass) -> Case:
     # a call of fewer dimensions is about one batch entry
     batch = 0 if draw(rarely()) and draw(rarely()) and kind.rank >= 4 else draw(batches)
     seqlen_q, seqlen_k = draw(_lengths(kind))
-    values |= _bounded(batch, seqlen_q, seqlen_k, kind)
+    values |= _bound_sizes(batch, seqlen_q, seqlen_k, kind)
     for name, dim in (("query", kind.head_dim), ("key", kind.head_dim), ("value", kind.head_dim_v)):
         values[name] = draw(_layouts(kind, dim))
     values["grad"] = draw(_grad_layouts(kind))
@@ -51,7 +51,7 @@ def cases(draw: Callable[[Any], Any], kind: CompileClass) -> Case:
         values["values"] = Values.NORMAL
     values["scale"] = draw(_SCALES)
     values["mode"] = draw(_modes(kind))
-    values["dynamic"] = values["mode"] in TRACED and draw(weighted({False: 3, True: 1}))
+    values["dynamic"] = values["mode"] in TRACED and draw(weigh({False: 3, True: 1}))
     if kind.gradients:
         values["needs"] = draw(_needs(kind))
         values["deterministic"] = kind.entry in (Entry.FLASH, Entry.VARLEN) and draw(rarely())
@@ -97,7 +97,7 @@ def _lengths(draw: Callable[[Any], Any], kind: CompileClass) -> tuple[int, int]:
     return (found[1], found[1]) if kind.entry in QKV else found
 
 
-def _bounded(batch: int, seqlen_q: int, seqlen_k: int, kind: CompileClass) -> dict[str, int]:
+def _bound_sizes(batch: int, seqlen_q: int, seqlen_k: int, kind: CompileClass) -> dict[str, int]:
     """The sizes, made smaller until a case takes no more memory than is meant for it."""
     step = UNIT if kind.lengths == "sixteen" else 2 if kind.lengths == "odd" else 1
     width = max(kind.head_dim, kind.head_dim_v)
@@ -120,7 +120,7 @@ def _layouts(draw: Callable[[Any], Any], kind: CompileClass, dim: int) -> Layout
     alignment = kind.alignment
     if alignment is Alignment.MIXED:
         alignment = draw(st.sampled_from((Alignment.NATURAL, Alignment.PADDED, Alignment.ODD)))
-    if draw(weighted({False: 40, True: 1})):
+    if draw(weigh({False: 40, True: 1})):
         return Layout(order=draw(st.sampled_from(ORDERS)), last_strided=True)
     padding = offset = 0
     if alignment is Alignment.PADDED:
@@ -134,7 +134,7 @@ def _layouts(draw: Callable[[Any], Any], kind: CompileClass, dim: int) -> Layout
         padding=padding,
         offset=offset,
         extra_rows=draw(st.sampled_from(steps)),
-        expanded=draw(weighted({"": 10, "b": 1, "h": 1, "s": 0.5})) if may_expand else "",
+        expanded=draw(weigh({"": 10, "b": 1, "h": 1, "s": 0.5})) if may_expand else "",
     )
 
 
@@ -159,7 +159,7 @@ def _modes(draw: Callable[[Any], Any], kind: CompileClass) -> Mode:
     is_dense = kind.alignment is Alignment.NATURAL  # as what autocast converts to
     if kind.dtype != "float32" and kind.entry is Entry.SDPA and is_dense:
         modes[Mode.AUTOCAST] = 1
-    found: Mode = draw(weighted(modes))
+    found: Mode = draw(weigh(modes))
     return found
 
 

@@ -52,17 +52,17 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
         batch, rows_q, rows_k = 1, *(sum(lengths) for lengths in zip(*case.sequences, strict=True))
     sizes_k = batch, case.kind.heads_kv, rows_k
     return Inputs(
-        _filled(view_of((batch, case.heads, rows_q), kind.head_dim, case.query, dtype, generator), case, generator),
-        _filled(view_of(sizes_k, kind.head_dim, case.key, dtype, generator), case, generator),
-        _filled(view_of(sizes_k, kind.head_dim_v, case.value, dtype, generator), case, generator),
+        _fill(view_of((batch, case.heads, rows_q), kind.head_dim, case.query, dtype, generator), case, generator),
+        _fill(view_of(sizes_k, kind.head_dim, case.key, dtype, generator), case, generator),
+        _fill(view_of(sizes_k, kind.head_dim_v, case.value, dtype, generator), case, generator),
         view_of((batch, case.heads, rows_q), kind.head_dim_v, case.grad, dtype, generator).tensor,
         mask_of(case, dtype, generator) if kind.mask != "none" else None,
-        _wanted(slopes_of(case, generator), case, "a") if kind.alibi else None,
-        _wanted(sinks_of(case, dtype, generator), case, "s") if kind.sinks else None,
+        _require_grad(slopes_of(case, generator), case, "a") if kind.alibi else None,
+        _require_grad(sinks_of(case, dtype, generator), case, "s") if kind.sinks else None,
     )
 
 
-def _wanted(tensor: Tensor, case: Case, name: str) -> Tensor:
+def _require_grad(tensor: Tensor, case: Case, name: str) -> Tensor:
     """The tensor, which requires a gradient if the case says so."""
     return placed(tensor, case).requires_grad_(case.kind.gradients and name in case.needs)
 
@@ -97,7 +97,7 @@ def _product(sizes: list[int]) -> int:
     return result
 
 
-def _filled(view: View, case: Case, generator: torch.Generator) -> View:
+def _fill(view: View, case: Case, generator: torch.Generator) -> View:
     """The same view with the case's kind of values in its memory."""
     memory, count = view.memory, view.memory.numel()
     if case.values is Values.LARGE:
@@ -132,7 +132,7 @@ def mask_of(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Tenso
     bias = torch.randn(seen.shape, generator=generator, device=device)
     bias = torch.empty_strided(seen.shape, seen.stride(), device=device).copy_(bias)
     own = torch.float32 if kind.mask == "float32" else dtype
-    bias = _hidden(bias, ~seen, torch.finfo(dtype if case.hides == "least_of_type" else own).min, case)
+    bias = _hide(bias, ~seen, torch.finfo(dtype if case.hides == "least_of_type" else own).min, case)
     if case.stray and bias.numel():
         bias[tuple(size // 2 for size in bias.shape)] = float(case.stray)
     return bias.to(own)
@@ -155,7 +155,7 @@ def hide(seen: Tensor, case: Case, generator: torch.Generator) -> None:
         seen.copy_(real[:, None, None] & causal)
 
 
-def _hidden(bias: Tensor, where: Tensor, least: float, case: Case) -> Tensor:
+def _hide(bias: Tensor, where: Tensor, least: float, case: Case) -> Tensor:
     """The mask with what hides a pair in these places."""
     if case.hides == "infinity":
         return bias.masked_fill(where, float("-inf"))

@@ -33,7 +33,7 @@ def leaves_of(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def attended(function: Function, leaves: tuple[Tensor, Tensor, Tensor], inputs: Inputs) -> Results:
+def attend(function: Function, leaves: tuple[Tensor, Tensor, Tensor], inputs: Inputs) -> Results:
     """The output, and with it the gradients of the tensors that require one."""
     out = function(*leaves)
     wanted = [leaf for leaf in (*leaves, *inputs.wanted) if leaf.requires_grad]
@@ -42,12 +42,12 @@ def attended(function: Function, leaves: tuple[Tensor, Tensor, Tensor], inputs: 
     return out, *torch.autograd.grad(out, wanted, inputs.grad.to(out.dtype), materialize_grads=True)
 
 
-def called(case: Case, inputs: Inputs, function: Function) -> list[Results]:
+def call_results(case: Case, inputs: Inputs, function: Function) -> list[Results]:
     """The results of every call that the case's circumstances make; each of them must be right."""
     leaves = leaves_of(case, inputs)
 
     def call() -> Results:
-        return attended(function, leaves, inputs)
+        return attend(function, leaves, inputs)
 
     if case.mode is Mode.THREADS and not INTERPRETS:
         with ThreadPoolExecutor(THREADS) as pool:
@@ -56,22 +56,22 @@ def called(case: Case, inputs: Inputs, function: Function) -> list[Results]:
     if on_gpu is not None:
         return on_gpu(inputs, call)
     if case.mode is Mode.WARMED:
-        return _warmed(inputs, leaves, function, call)
+        return _warm_up(inputs, leaves, function, call)
     calls = (
         3 if case.mode in COMPILED else 2
     )  # the second call takes a shorter way, the third one of a graph is replayed
-    with entered(case, leaves[0].device):
+    with enter_mode(case, leaves[0].device):
         if case.mode not in COMPILED:
             return [call() for _ in range(calls)]
         found = []
         for _ in range(calls):
             torch.compiler.cudagraph_mark_step_begin()
-            found.append(_kept(call()))  # the next call writes where this one has
+            found.append(_keep_results(call()))  # the next call writes where this one has
         return found
 
 
 @contextmanager
-def entered(case: Case, device: torch.device) -> Iterator[None]:
+def enter_mode(case: Case, device: torch.device) -> Iterator[None]:
     """The case's mode, as far as it is one of PyTorch's own."""
     with ExitStack() as stack:
         if case.mode is Mode.NO_GRAD:
@@ -91,7 +91,7 @@ def entered(case: Case, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _warmed(
+def _warm_up(
     inputs: Inputs, leaves: tuple[Tensor, Tensor, Tensor], function: Function, call: Callable[[], Results]
 ) -> list[Results]:
     """After calls of the same kind, with other values, without gradients, and in inference mode."""
@@ -148,20 +148,20 @@ def _in_a_pool(inputs: Inputs, call: Callable[[], Results]) -> list[Results]:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = [call() for _ in range(2)]
-    found = [_kept(results) for results in inside]
+    found = [_keep_results(results) for results in inside]
     del inside, pool
     scribble(inputs)
     return [*found, call()]
 
 
 def _emptied(inputs: Inputs, call: Callable[[], Results]) -> list[Results]:
-    found = [_kept(call())]
+    found = [_keep_results(call())]
     torch.cuda.empty_cache()
     scribble(inputs)
     return [*found, call()]
 
 
-def _captured(inputs: Inputs, call: Callable[[], Results]) -> list[Results]:
+def _replay_capture(inputs: Inputs, call: Callable[[], Results]) -> list[Results]:
     """What replays compute after the inputs have changed: the graph was captured with others."""
     with _other_values(inputs):
         stream = torch.cuda.Stream()
@@ -175,7 +175,7 @@ def _captured(inputs: Inputs, call: Callable[[], Results]) -> list[Results]:
     for _ in range(2):
         scribble(inputs)
         graph.replay()
-        found.append(_kept(results))
+        found.append(_keep_results(results))
     torch.cuda.synchronize()
     del results, graph
     torch.cuda.empty_cache()  # a graph's memory is its own: that of many would add up
@@ -192,11 +192,11 @@ def _captured_first(inputs: Inputs, call: Callable[[], Results]) -> list[Results
         with torch.cuda.graph(graph):
             results = call()
         graph.replay()
-        found.append(_kept(results))
+        found.append(_keep_results(results))
     except ValueError as error:
         if "captur" not in str(error):
             raise
-    return [*found, call(), *_captured(inputs, call)]
+    return [*found, call(), *_replay_capture(inputs, call)]
 
 
 def forget() -> None:
@@ -213,7 +213,7 @@ def scribble(inputs: Inputs) -> None:
     del blocks
 
 
-def _kept(results: Results) -> Results:
+def _keep_results(results: Results) -> Results:
     """Copies that outlive the memory of the results; the output still requires a gradient if it did."""
     return tuple(result.clone() for result in results)
 
@@ -227,7 +227,7 @@ def _write(memories: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 _ON_GPU: dict[Mode, Callable[[Inputs, Callable[[], Results]], list[Results]]] = {
     Mode.STREAM: _streamed,
     Mode.TWO_STREAMS: _on_two_streams,
-    Mode.GRAPH: _captured,
+    Mode.GRAPH: _replay_capture,
     Mode.FIRST_GRAPH: _captured_first,
     Mode.POOL: _in_a_pool,
     Mode.EMPTIED: _emptied,

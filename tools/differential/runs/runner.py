@@ -16,8 +16,8 @@ from tools.differential.calls.tools import with_tools
 from tools.differential.cases.case import Case
 from tools.differential.cases.enums import CAPTURED, COMPILED, Mode, Values
 from tools.differential.cases.tensors import Inputs, inputs_of
-from tools.differential.runs.circumstances import called, entered, leaves_of
-from tools.differential.truth.bounds import Comparison, compared
+from tools.differential.runs.circumstances import call_results, enter_mode, leaves_of
+from tools.differential.truth.bounds import Comparison, compare_errors
 from tools.differential.truth.oracle import Problem, attention, truth_of
 from tools.differential.truth.refusals import refusal
 from tools.differential.truth.verdict import Verdict
@@ -52,11 +52,11 @@ def run_case(case: Case, device: torch.device, subject: Subject, on_error: Calla
     on_error: gets what ours has raised, before PyTorch is asked for the same call.
     """
     if case.kind.refusals:
-        return _refused(case, device, subject, on_error)
+        return _judge_refusal(case, device, subject, on_error)
     inputs = inputs_of(case, device)
     calls = calls_of(case, inputs, with_tools(case, subject))
     try:
-        results = called(case, inputs, calls.ours)
+        results = call_results(case, inputs, calls.ours)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -76,7 +76,7 @@ def _is_pytorchs(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[T
     """Whether PyTorch's attention by its own choice of backend gives the same to the bit."""
     if calls.default is None:
         return False
-    defaults = called(case, inputs, calls.default)
+    defaults = call_results(case, inputs, calls.default)
     return all(
         torch.equal(ours.nan_to_num(7.0), own.nan_to_num(7.0))
         for result, default in zip(results, defaults, strict=True)
@@ -102,13 +102,13 @@ def _verdict_of_error(case: Case, inputs: Inputs, calls: Calls, error: Exception
     default = calls.default
     if default is None:
         return Verdict.RAISED
-    theirs = _error_of(lambda: called(case, inputs, default), inputs.query.tensor.device)
+    theirs = _error_of(lambda: call_results(case, inputs, default), inputs.query.tensor.device)
     if theirs is None:
         return Verdict.RAISED
     return Verdict.REFUSED if isinstance(error, type(theirs)) else Verdict.OTHER_ERROR
 
 
-def _refused(case: Case, device: torch.device, subject: Subject, on_error: Callable[[str], None]) -> Outcome:
+def _judge_refusal(case: Case, device: torch.device, subject: Subject, on_error: Callable[[str], None]) -> Outcome:
     """A wrong call: PyTorch's default and ours must both raise, or neither.
 
     PyTorch's fused backends take the number of keys from the key alone: a value of another length is its mathematics'.
@@ -164,7 +164,7 @@ def _judged(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[Tensor
             index = names.index(name)
             size = truth.score_size if index < 2 else truth.score_size.amax() if truth.score_size.numel() else 0.0
             comparisons.append(
-                compared(
+                compare_errors(
                     name,
                     ours,
                     truth.tensors[index],
@@ -195,7 +195,7 @@ def _theirs(
     leaves = [view.detach().requires_grad_(grad is not None) for view in views]
     with computed_in_the_type():
         if calls.theirs is not None:
-            with entered(case, leaves[0].device) if case.mode is Mode.AUTOCAST else torch.enable_grad():
+            with enter_mode(case, leaves[0].device) if case.mode is Mode.AUTOCAST else torch.enable_grad():
                 out = calls.theirs(*leaves)
         else:
             out = in_type(case, calls.problem(*leaves))

@@ -93,7 +93,7 @@ class Server:
             count += 1
         self.say({"done": count})
 
-    def _say_raised(self, message: str) -> None:
+    def _print_error(self, message: str) -> None:
         self.say({"raised": self.index, "message": message})
 
     def _run(self, case: Any) -> Any:
@@ -103,7 +103,7 @@ class Server:
         from tools.differential.truth.verdict import Verdict
 
         try:
-            outcome = run_case(case, self._device, self._subject, self._say_raised)
+            outcome = run_case(case, self._device, self._subject, self._print_error)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             return Outcome(Verdict.OUT_OF_MEMORY, str(error)[:200])

@@ -20,7 +20,7 @@ from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
 from tools.differential.speed.ahead import compile_ahead
 from tools.differential.speed.cases import GROUPS, SpeedCase, drawn_cases
-from tools.differential.speed.timing import timed
+from tools.differential.speed.timing import time_case
 
 COMPILE_SHARE = 0.6
 """Of the time, at most, for compiling ahead."""
@@ -74,7 +74,7 @@ def time_all(cases: list[SpeedCase], end: float, *, kernels: bool) -> list[dict[
             "label": case.label,
             "group": case.group,
             "shape": case.shape.to_json(),
-            **timed(case, clock, kernels=kernels).to_json(),
+            **time_case(case, clock, kernels=kernels).to_json(),
         }
         records.append(record)
         if record["slower"] or record["host_slower"]:

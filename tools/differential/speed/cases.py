@@ -68,10 +68,10 @@ class SpeedCase:
 def drawn_cases(seed: int, count: int) -> list[SpeedCase]:
     """Return so many cases, the same ones for the same seed, of all groups in turns."""
     draw = random.Random(seed)
-    return [_drawn(draw, GROUPS[number % len(GROUPS)]) for number in range(count)]
+    return [_draw(draw, GROUPS[number % len(GROUPS)]) for number in range(count)]
 
 
-def _drawn(draw: random.Random, group: str) -> SpeedCase:
+def _draw(draw: random.Random, group: str) -> SpeedCase:
     while True:
         case = _candidate(draw, group)
         if _fits(case):

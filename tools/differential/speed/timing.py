@@ -51,7 +51,7 @@ def _exceeds(ratio: float, extra_us: float) -> bool:
     return ratio > MAX_RATIO and extra_us > MAX_EXTRA_US
 
 
-def timed(case: SpeedCase, clock: CudaClock, *, kernels: bool) -> SpeedResult:
+def time_case(case: SpeedCase, clock: CudaClock, *, kernels: bool) -> SpeedResult:
     """Return the times of a case."""
     try:
         launches = launches_of(case, kernels=kernels)

@@ -62,7 +62,7 @@ class Comparison:
         return self.ratio <= 1.0 and not self.lost and not self.swallowed
 
 
-def compared(
+def compare_errors(
     name: str,
     ours: Tensor,
     truth: Tensor,

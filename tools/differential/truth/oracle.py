@@ -64,7 +64,7 @@ class Truth:
 def attention(problem: Problem) -> Tensor:
     """The output, in the type of the problem's tensors, differentiable. What a query does not see has no part in it, be
     it a number or not; no more has a key whose score is -inf because it is infinite."""
-    weights, value = _weights(problem), _repeated(problem.value, problem)
+    weights, value = _weights(problem), _repeat_heads(problem.value, problem)
     bad = ~torch.isfinite(value)
     if not bool(bad.any()):
         return weights @ value
@@ -79,7 +79,7 @@ def plain_attention(problem: Problem) -> Tensor:
     seen = problem.seen
     hidden = None if seen is None else torch.where(seen, 0.0, NOTHING).to(problem.query.dtype)
     bias = hidden if problem.bias is None else problem.bias if hidden is None else problem.bias + hidden
-    return _weights(replace(problem, seen=None, bias=bias)) @ _repeated(problem.value, problem)
+    return _weights(replace(problem, seen=None, bias=bias)) @ _repeat_heads(problem.value, problem)
 
 
 def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
@@ -114,7 +114,7 @@ def log_sum_exp(problem: Problem) -> Tensor:
 
 def _scores(problem: Problem) -> Tensor:
     """The scores of all pairs, -inf for those that are hidden."""
-    key = _repeated(problem.key, problem)
+    key = _repeat_heads(problem.key, problem)
     scores = problem.query @ key.mT * problem.scale
     if problem.softcap:
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))  # 16 bits would leave nothing of a large cap
@@ -139,7 +139,7 @@ def _weights(problem: Problem) -> Tensor:
     return raised / torch.where(total == 0, 1.0, total)
 
 
-def _repeated(tensor: Tensor, problem: Problem) -> Tensor:
+def _repeat_heads(tensor: Tensor, problem: Problem) -> Tensor:
     """Keys or values with a head for every head of the query."""
     group = problem.query.shape[1] // max(1, tensor.shape[1])
     return tensor.repeat_interleave(group, 1) if group > 1 else tensor
@@ -149,7 +149,7 @@ def _score_size(problem: Problem) -> Tensor:
     """A bound of the terms in a row's scores: |query| times the longest |key|, and the largest finite bias."""
     if not problem.key.numel() or not problem.query.numel():
         return problem.query.new_zeros(*problem.query.shape[:3], 1)
-    longest = _repeated(problem.key, problem).norm(dim=-1).amax(-1)[..., None, None]
+    longest = _repeat_heads(problem.key, problem).norm(dim=-1).amax(-1)[..., None, None]
     size = problem.query.norm(dim=-1, keepdim=True) * longest * abs(problem.scale)
     if problem.bias is not None and problem.bias.numel():
         counts = problem.bias.isfinite() & (problem.bias > ABSORBING)
@@ -168,7 +168,7 @@ def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple
 
     problem: finite. weights: of the problem as it was given, in which an infinite key may leave all weight to others.
     """
-    value, key = (_repeated(tensor, problem).abs() for tensor in (problem.value, problem.key))
+    value, key = (_repeat_heads(tensor, problem).abs() for tensor in (problem.value, problem.key))
     out = weights @ value
     if grad is None:
         return (out,)
@@ -180,8 +180,8 @@ def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple
     return (
         out,
         inner @ key,
-        _folded(inner.mT @ problem.query.abs(), problem.key),
-        _folded(weights.mT @ upstream, problem.value),
+        _fold_groups(inner.mT @ problem.query.abs(), problem.key),
+        _fold_groups(weights.mT @ upstream, problem.value),
         *_of_features(problem, by_score, (1.0 - weights.sum(-1, keepdim=True)).clamp(min=0.0) * by_row),
     )
 
@@ -200,7 +200,7 @@ def _of_features(problem: Problem, by_score: Tensor, by_sink: Tensor) -> list[Te
     return found
 
 
-def _folded(tensor: Tensor, like: Tensor) -> Tensor:
+def _fold_groups(tensor: Tensor, like: Tensor) -> Tensor:
     """Of every group of query heads the sum."""
     if tensor.shape[1] == like.shape[1]:
         return tensor

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.output.json_files import read_document
-from tools.pages.document_tables import commit_sentence, escaped, markdown_table
+from tools.pages.document_tables import commit_sentence, escape, markdown_table
 
 SUFFIX = ".differential.json"
 """How the names of such files in results/ end."""
@@ -127,4 +127,4 @@ def _failures(kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _in_a_line(text: str) -> str:
-    return escaped(" ".join(text.split()))
+    return escape(" ".join(text.split()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from blocktune.cli.output.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
-from tools.pages.document_tables import commit_sentence, escaped, markdown_table
+from tools.pages.document_tables import commit_sentence, escape, markdown_table
 
 SUITE, COSTS = ".gpu-tests.json", ".host-cost.json"
 SUFFIXES = (SUITE, COSTS)
@@ -61,16 +61,16 @@ def suite_tables(document: Mapping[str, Any]) -> str:
              for key in ("passed", "failed", "skipped")]  # fmt: skip
     seconds = sum(row["seconds"] for row in files.values())
     parts = [
-        f"{_where(document)}, by {_commands(document)}: {total[0]} tests passed, {total[1]} failed, {total[2]} were "
+        f"{_place(document)}, by {_commands(document)}: {total[0]} tests passed, {total[1]} failed, {total[2]} were "
         f"skipped, in {seconds:.0f} s.{_commits(document)}",
         markdown_table(SUITE_COLUMNS, [*rows, ["all", *total, f"{seconds:.0f}"]]),
     ]
     failures = [failure for name in sorted(files) for failure in files[name]["failed"]]
     if failures:
-        parts.append("Failed:\n\n" + "\n".join(f"- `{each['test']}`: {escaped(each['message'])}" for each in failures))
+        parts.append("Failed:\n\n" + "\n".join(f"- `{each['test']}`: {escape(each['message'])}" for each in failures))
     reasons = sum((Counter(row["reasons"]) for row in files.values()), Counter[str]())
     if reasons:
-        lines = (f"- {count}: {escaped(reason)}" for reason, count in reasons.most_common())
+        lines = (f"- {count}: {escape(reason)}" for reason, count in reasons.most_common())
         parts.append("Skipped, because:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
@@ -84,7 +84,7 @@ def costs_table(document: Mapping[str, Any]) -> str:
     brackets."""
     rows, entries = document["rows"], document.get("entries", {})
     parts = [
-        f"{_where(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
+        f"{_place(document)}: host time in microseconds, the median of {document['calls']} calls and in brackets "
         "their 99th percentile, without gradients, as in serving. The look-up finds the plan of a call; "
         "`blocktune.attention` is all of a call, its output's memory included. The next three columns are what "
         f"starting the same kernel costs in other ways, with all arguments at hand.{_commits(document)}",
@@ -116,7 +116,7 @@ def _time_cell(time: Mapping[str, float]) -> str:
     return f"{time['median_us']:.1f} ({time['p99_us']:.1f})"
 
 
-def _where(document: Mapping[str, Any]) -> str:
+def _place(document: Mapping[str, Any]) -> str:
     device, environment = document["device"], document["environment"]
     software = ", ".join(f"{name} {version}" for name, version in sorted(environment.items()) if version)
     return f"Run on {device or 'a machine without a GPU'} on {document['created_at'][:10]} ({software})"

@@ -35,7 +35,7 @@ def block(path: Path) -> str:
     tools = sorted({tool for _, tool in rows} - {NO_TOOL})
     lines = [_line(["kernel", "cases", *tools]), _line(["---", *["---:"] * (1 + len(tools))])]
     for kernel in sorted({kernel for kernel, _ in rows}):
-        cells = [_found(rows.get((kernel, tool))) for tool in tools]
+        cells = [_finding(rows.get((kernel, tool))) for tool in tools]
         lines.append(_line([f"`{kernel}`", str(len(_cases(rows, kernel))), *cells]))
     return f"{_caption(document)}\n\n" + "\n".join(lines)
 
@@ -58,7 +58,7 @@ def _cases(rows: Mapping[tuple[str, str], Mapping[str, Any]], kernel: str) -> Se
     return max((row["cases"] for (name, _), row in rows.items() if name == kernel), key=len)
 
 
-def _found(row: Mapping[str, Any] | None) -> str:
+def _finding(row: Mapping[str, Any] | None) -> str:
     """Return what a tool counted, or how its process ended where it gave no count."""
     if row is None:
         return "-"

@@ -26,7 +26,7 @@ def explain_picture(sweep: Sweep) -> str:
     assert code is not None  # of every trial with a time, by tensor cores
     kernel = get_kernel(best.config.kernel)
     found = analyse(kernel, best.config, sweep.shape, sweep.device, code, measured_us=best.time_us)
-    return _drawn(found, best.created_at.date().isoformat())
+    return _draw(found, best.created_at.date().isoformat())
 
 
 def _fastest(sweep: Sweep) -> Trial:
@@ -34,7 +34,7 @@ def _fastest(sweep: Sweep) -> Trial:
     return sweep.timed[min(scores, key=lambda config: scores[config])]
 
 
-def _drawn(found: Analysis, day: str) -> str:
+def _draw(found: Analysis, day: str) -> str:
     assert found.breakdown is not None
     assert found.measured_us is not None
     named = [(words, getattr(found.breakdown, f"{name}_us")) for name, words in terms_of(found.shape).items()]

@@ -24,7 +24,7 @@ IMAGE = re.compile(r'<img alt="(?P<alt>[^"]*)" src="data:image/svg\+xml;base64,(
 Cell = dict[str, Any]
 
 
-def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+def execute(notebook: dict[str, Any]) -> dict[str, Any]:
     """Return a notebook with the outputs of its cells, which run in the working folder with a new database."""
     names: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def pictures_of(notebook: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     """Run the notebook, and write it, its page and its pictures."""
-    notebook = executed(json.loads(NOTEBOOK.read_text()))
+    notebook = execute(json.loads(NOTEBOOK.read_text()))
     write_atomically(NOTEBOOK, json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     write_atomically(PAGE, page_of(notebook))
     for number, picture in enumerate(pictures_of(notebook), 1):

@@ -33,7 +33,7 @@ def block(path: Path) -> str:
     header = ["model", "steps", *(f"{words}, µs" for words in COLUMNS.values())]
     header += [f"over {COLUMNS[name]}" for name in rivals]
     table = markdown_table(header, (_cells(row, rivals) for row in document["rows"]), words=(0, 1))
-    refused = [f"{COLUMNS[name]} in {_title(row)}: {why}" for row in document["rows"] for name, why in _refused(row)]
+    refused = [f"{COLUMNS[name]} in {_title(row)}: {why}" for row in document["rows"] for name, why in _refusals(row)]
     parts = [_caption(document), table]
     return "\n\n".join([*parts, f"Not timed: {'; '.join(refused)}."] if refused else parts)
 
@@ -59,7 +59,7 @@ def _ratio(spread: Mapping[str, float]) -> str:
     return f"{spread['median']:.3f} ({spread['low']:.3f} to {spread['high']:.3f})"
 
 
-def _refused(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _refusals(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return sorted(row["refused"].items())
 
 

@@ -42,12 +42,12 @@ def block(path: Path) -> str:
     sweeps = sweeps_in(*(RECORDS / name for name in SWEEP_FOLDERS))
     decoding = [sweep for sweep in sweeps if sweep.device.key == device.key and family_of(sweep.shape) == "decoding"]
     columns = ("heads", "keys", *(f"batch {batch}" for batch in BATCHES))
-    measured = markdown_table(("shape", "best, µs", *map(str, COUNTS)), _measured(decoding))
-    chosen = markdown_table(columns, _chosen(device))
+    measured = markdown_table(("shape", "best, µs", *map(str, COUNTS)), _measured_rows(decoding))
+    chosen = markdown_table(columns, _chosen_rows(device))
     return "\n\n".join((CHOSEN, chosen, MEASURED.format(device=device.name), measured))
 
 
-def _chosen(device: DeviceSpec) -> Iterator[list[str]]:
+def _chosen_rows(device: DeviceSpec) -> Iterator[list[str]]:
     """Yield a row for every number of heads and keys."""
     untuned = shipped_untuned(device)
     if untuned is None:
@@ -82,7 +82,7 @@ def _cell(choices: Sequence[Expectation]) -> str:
     return f"**{splits}**" + (f" ({', '.join(rivals)})" if rivals else "")
 
 
-def _measured(sweeps: Iterable[Sweep]) -> Iterator[list[str]]:
+def _measured_rows(sweeps: Iterable[Sweep]) -> Iterator[list[str]]:
     """Yield a row for every recorded shape: the best time of every number of splits over the best of all."""
     for sweep in sorted(sweeps, key=lambda sweep: sweep.shape.label):
         scores = sweep.scores

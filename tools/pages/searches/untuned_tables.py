@@ -9,7 +9,7 @@ from blocktune.cli.output.json_files import read_document
 from tools.pages.document_tables import markdown_table
 
 
-def read_untuned(path: Path) -> dict[str, Any]:
+def read_untuned_study(path: Path) -> dict[str, Any]:
     """Return the document in a file.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from tools.pages.recorded.backward_peer_tables import PEERS
-from tools.pages.targets.choices import Chosen, backwards, biased, block_masked, words
+from tools.pages.targets.choices import Chosen, backwards, biased_shapes, block_masked, words
 from tools.pages.targets.sources import PeerRows, Source
 from tools.pages.targets.target import (
     AHEAD,
@@ -181,7 +181,7 @@ BACKWARD_FEATURES = (
     Target(
         what="backward, ALiBi and masks",
         least=1.2,
-        sources=feature_benches(biased(backwards)),
+        sources=feature_benches(biased_shapes(backwards)),
     ),
     Target(
         what="backward, ALiBi and masks",

@@ -44,7 +44,7 @@ class Measurement:
     cells: tuple[Cell, ...]
 
 
-def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+def merge_cells(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Return one measurement for every device, in their order, with the newest cell of every shape."""
     by_device: dict[str, Measurement] = {}
     for measurement in measurements:

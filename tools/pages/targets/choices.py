@@ -44,7 +44,7 @@ def backwards(*dims: int, **rest: Any) -> Chosen:
     return lambda shape: not is_forward(shape) and chosen(replace(shape, direction=Direction.FORWARD))
 
 
-def biased(direction: Callable[..., Chosen]) -> Chosen:
+def biased_shapes(direction: Callable[..., Chosen]) -> Chosen:
     """Return which shapes of head_dim 64 and 128 have ALiBi or a mask of all pairs, and nothing else.
 
     Args:

@@ -1,6 +1,6 @@
 """The targets of forwards."""
 
-from tools.pages.targets.choices import biased, forwards, words
+from tools.pages.targets.choices import biased_shapes, forwards, words
 from tools.pages.targets.sources import SHORT, Source
 from tools.pages.targets.target import BIASES, EIGHT_BITS, NEWEST_CUDNN, POWER, Target, benches, feature_benches, tables
 
@@ -151,7 +151,7 @@ BIASED_FORWARDS = (
     Target(
         what="forward, ALiBi and masks",
         least=1.2,
-        sources=feature_benches(biased(forwards)),
+        sources=feature_benches(biased_shapes(forwards)),
     ),
     Target(
         what="forward, ALiBi and masks",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.cli.tune.bench import geometric_mean
-from tools.pages.targets.cells import Cell, Measurement, merged
+from tools.pages.targets.cells import Cell, Measurement, merge_cells
 from tools.pages.targets.target import DEVICES, Target
 
 
@@ -49,7 +49,7 @@ def standings(targets: Sequence[Target], results: Path) -> list[Standing]:
     found = [
         Standing(target, measured)
         for target in targets
-        for measured in merged(measurement for source in target.sources for measurement in source.read(results))
+        for measured in merge_cells(measurement for source in target.sources for measurement in source.read(results))
     ]
     return sorted(found, key=lambda standing: _rank(standing.measured.device))
 

@@ -94,7 +94,7 @@ def _topic(topic: Topic, results: Path) -> str:
     found = standings(topic.targets, results)
     measured = {each.target for each in found}
     lines = [_line(each) for each in found]
-    lines += [_not_measured(target) for target in topic.targets if target not in measured]
+    lines += [_missing_words(target) for target in topic.targets if target not in measured]
     tables = [markdown_table(COLUMNS, lines, words=(0, 1, 2, 3))]
     if misses := [line for each in found for line in _misses(each)]:
         tables.append(markdown_table(MISSES, misses, words=(0, 1, 2, 3, 5)))
@@ -130,7 +130,7 @@ def _losses(results: Path) -> str:
     return markdown_table(LOST, lines, words=(0, 1, 2, 3, 5))
 
 
-def _not_measured(target: Target) -> tuple[str, ...]:
+def _missing_words(target: Target) -> tuple[str, ...]:
     return (target.kind, target.label, "not measured", *("-",) * (len(COLUMNS) - 3))
 
 
@@ -149,10 +149,10 @@ def _misses(standing: Standing) -> list[list[str]]:
 def _reasons(found: Sequence[Standing]) -> list[tuple[str, str]]:
     """Return what limits what is below its target, each reason once."""
     missed = (each.target for each in found if not each.is_met)
-    return list(dict.fromkeys((_named(target), target.limit or NOT_PROFILED) for target in missed))
+    return list(dict.fromkeys((_kind_words(target), target.limit or NOT_PROFILED) for target in missed))
 
 
-def _named(target: Target) -> str:
+def _kind_words(target: Target) -> str:
     """Return the kind of a target, and its ratio unless that is over the fastest rival: kinds may have several."""
     return target.kind if target.ratio == OVER_BEST else f"{target.kind}, {target.ratio}"
 

@@ -42,13 +42,13 @@ COMMANDS = (
 
 
 @cache
-def _compressed() -> bytes:
+def _compress() -> bytes:
     return gzip.compress(bytes(1 << 30), 1)
 
 
 def _bomb(folder: Path, suffix: str) -> Path:
     """A gzip file of 20 MB that unpacks to 20 GB."""
-    path, part = folder / f"bomb{suffix}", _compressed()
+    path, part = folder / f"bomb{suffix}", _compress()
     with path.open("wb") as file:
         for _ in range(20):
             file.write(part)
@@ -94,7 +94,7 @@ SOURCES: dict[str, Callable[[Path, str], Path]] = {
 SUFFIXES = {"list": ".db", "lab": ".sweep.json.gz", "profile": ".counters.csv", "run": ".toml", "doctor": ".db"}
 
 
-def judged(line: str, source: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def judge_command(line: str, source: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
     """Return how a command ended on a source, and which rule it broke."""
     suffix, place = SUFFIXES.get(line.split()[0], ".json"), folder / source
     place.mkdir()
@@ -114,10 +114,10 @@ def main(folder: Path, commands: int, seed: int) -> None:
     Path("some.json").write_text("{}")
     environment = {"HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "XDG_DATA_HOME": str(folder / "data")}
     ended, broken = Counter[int](), list[dict[str, Any]]()
-    judged(f"best {SHAPE}", "socket", folder, environment)  # what is imported once takes its time
+    judge_command(f"best {SHAPE}", "socket", folder, environment)  # what is imported once takes its time
     for line in COMMANDS[:commands]:
         for source in SOURCES:
-            code, rule = judged(line, source, folder, environment)
+            code, rule = judge_command(line, source, folder, environment)
             ended[code] += 1
             if rule:
                 broken.append({"words": f"{line} of {source}", "rule": rule})

@@ -50,7 +50,7 @@ def flips(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     """So many files of each kind are read."""
     dice, wrong, notes = Random(seed), list[str](), list[str]()
     for name, kind in kinds(folder).items():
-        refused, bad = _flipped(kind, tried, dice)
+        refused, bad = _flip_files(kind, tried, dice)
         wrong += [f"{name}: {each}" for each in bad]
         notes.append(f"{name} {refused:,}")
     return (
@@ -60,7 +60,7 @@ def flips(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     )
 
 
-def _flipped(kind: FileKind, tried: int, dice: Random) -> tuple[int, list[str]]:
+def _flip_files(kind: FileKind, tried: int, dice: Random) -> tuple[int, list[str]]:
     """Return how many files were refused, and what went wrong with others."""
     content = kind.path.read_bytes()
     sound = set(map(repr, kind.read(kind.path)))
@@ -86,16 +86,16 @@ def kinds(folder: Path) -> dict[str, FileKind]:
     return {
         "stores of autotuned kernels": FileKind(_user_store(folder), _user_rows),
         "exports": FileKind(_export(folder), _exported),
-        "exports in the place of a store": FileKind(_export(folder), _served),
-        "signed files": FileKind(_signed(folder), _signed_rows),
+        "exports in the place of a store": FileKind(_export(folder), _serve),
+        "signed files": FileKind(_sign(folder), _signed_rows),
         "sweeps": FileKind(_sweep(folder), lambda path: iter(load_sweep(path).trials)),
-        "spools": FileKind(_spool(folder), _spooled),
+        "spools": FileKind(_spool(folder), _spooled_records),
         "compiles that are remembered": FileKind(_compile(folder), _remembered),
         "counts of misses": FileKind(_misses(folder), lambda path: iter(read_misses(path).items()), False),
         "counts of launches": FileKind(_launches(folder), lambda path: iter(read_launches(path).items()), False),
         "lists of shapes": FileKind(_shapes(folder), lambda path: iter(flags_of_file(path)), False),
-        "counters": FileKind(_copied(folder, COUNTERS), lambda path: iter([CounterFile.read(path).rows()]), False),
-        "benches": FileKind(_copied(folder, BENCH), _documents, False),
+        "counters": FileKind(_copy(folder, COUNTERS), lambda path: iter([CounterFile.read(path).rows()]), False),
+        "benches": FileKind(_copy(folder, BENCH), _documents, False),
     }
 
 
@@ -123,11 +123,11 @@ def _exported(path: Path) -> Iterator[Any]:
     yield from (*bests, *trials)
 
 
-def _served(path: Path) -> Iterator[Any]:
+def _serve(path: Path) -> Iterator[Any]:
     yield from (*rows_in_file(path), *autotuned_rows_in_file(path))
 
 
-def _signed(folder: Path) -> Path:
+def _sign(folder: Path) -> Path:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -164,7 +164,7 @@ def _spool(folder: Path) -> Path:
     return made.path
 
 
-def _spooled(path: Path) -> Iterator[Any]:
+def _spooled_records(path: Path) -> Iterator[Any]:
     """Yield the records of a spool, which is removed or renamed once they are stored."""
     content = path.read_bytes()
     with spool.left_records(path) as left:
@@ -206,7 +206,7 @@ def _shapes(folder: Path) -> Path:
     return path
 
 
-def _copied(folder: Path, source: Path) -> Path:
+def _copy(folder: Path, source: Path) -> Path:
     path = folder / source.name
     path.write_bytes(source.read_bytes())
     return path

@@ -67,16 +67,16 @@ class Clients:
 
     def read(self) -> None:
         """Read all trials, if the server answers."""
-        self._try(lambda: self._missed() and self.wrong.append("a reader missed trials"))
+        self._try(lambda: self._count_missed() and self.wrong.append("a reader missed trials"))
 
     def lost(self) -> int:
         """Return how many trials are lost, once those are stored that waited."""
         fold_left(self.store)
         self.stored |= self.waiting
         self.waiting.clear()
-        return self._missed()
+        return self._count_missed()
 
-    def _missed(self) -> int:
+    def _count_missed(self) -> int:
         """Return how many trials that are stored are not read."""
         found = Counter(self.store.trials())
         if max(found.values(), default=1) > 1:
@@ -119,7 +119,7 @@ def full_disks(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
                     with ballast(disk, dice.choice(FREE_BYTES)):
                         for work in (clients.fill, clients.read, clients.search):
                             work()
-                    downs += revived(server)
+                    downs += revive(server)
                     lost += clients.lost()
                     server.execute("VACUUM trial", "CHECKPOINT", database="filled")
                     server.execute("SELECT 1", database="filled")  # writes a file that connections need
@@ -161,7 +161,7 @@ def ballast(disk: Path, free_bytes: int) -> Iterator[None]:
         file.unlink()
 
 
-def revived(server: PostgresServer) -> bool:
+def revive(server: PostgresServer) -> bool:
     """Start a server again if it went down for good. Return whether it did."""
     try:
         server.execute("SELECT 1")

@@ -60,12 +60,12 @@ class Client:
                 self.wrong.append(f"{what.__name__} took {seconds:.0f} s and said {self.words[said:]}")
 
     def record(self, number: int) -> None:
-        (trial,) = self._sent(number)
+        (trial,) = self._send(number)
         self.store.record(trial)
         self._acknowledge([trial])
 
     def merge(self, number: int) -> None:
-        trials = self._sent(*(number + 10_000 * part for part in (1, 2, 3)))
+        trials = self._send(*(number + 10_000 * part for part in (1, 2, 3)))
         counts = self.store.merge([Results(trials=tuple(trials))], trust=True)
         self._acknowledge(trials)
         if counts.trials != len(trials):
@@ -116,7 +116,7 @@ class Client:
         except Exception as error:
             self.wrong.append(f"{what.__name__} ended with {type(error).__name__}: {error!s:.200}")
 
-    def _sent(self, *numbers: int) -> list[Trial]:
+    def _send(self, *numbers: int) -> list[Trial]:
         """Return trials that may be stored from now on."""
         (trial,) = sample_trials(1)
         configs = [replace(trial.config, extra=(("number", number),)) for number in numbers]

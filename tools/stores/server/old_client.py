@@ -24,7 +24,7 @@ READ_SECONDS = 4.0
 """How long a reader goes on: nothing refuses it."""
 
 
-def forked(work: Callable[[], Iterator[Any]]) -> tuple[int, IO[str]]:
+def fork_work(work: Callable[[], Iterator[Any]]) -> tuple[int, IO[str]]:
     """Return a process that does a piece of work, and a file of what that yields: a JSON line for each, and last how it
     ended, unless it ended well."""
     reading, writing = os.pipe()
@@ -45,7 +45,7 @@ def forked(work: Callable[[], Iterator[Any]]) -> tuple[int, IO[str]]:
         os._exit(0)
 
 
-def written(place: str, trial: Any, writer: int) -> Iterator[list[int]]:
+def write_trials(place: str, trial: Any, writer: int) -> Iterator[list[int]]:
     """Yield the trials of a writer as they are acknowledged."""
     with ResultStore.open(place) as store:
         for number in range(1_000_000):
@@ -79,8 +79,8 @@ def main(document: Path) -> None:
         with ResultStore.open(place) as store:
             store.import_json(json.loads(document.read_text()), trust=True)
         print("made", flush=True)
-        writers = [forked(partial(written, place, trial, number)) for number in range(WRITERS)]
-        readers = [forked(partial(read, place)) for _ in range(READERS)]
+        writers = [fork_work(partial(write_trials, place, trial, number)) for number in range(WRITERS)]
+        readers = [fork_work(partial(read, place)) for _ in range(READERS)]
         said = {"writers": [*map(said_by, writers)], "readers": [*map(said_by, readers)]}
         print(json.dumps(said), flush=True)
 

@@ -66,7 +66,7 @@ def on_the_server(connection: Connection, query: str) -> float:
     return float(plan["Planning Time"] + plan["Execution Time"])
 
 
-def asked(place: str, shapes: list[AttentionShape], dice: random.Random) -> dict[str, float]:
+def time_questions(place: str, shapes: list[AttentionShape], dice: random.Random) -> dict[str, float]:
     """Return what questions cost, by their names."""
     engine, device = create_engine(place, poolclass=NullPool), winner().device
     costs: dict[str, float] = {}
@@ -99,7 +99,7 @@ def command_seconds(place: str, bytecode: str, *words: str) -> tuple[float, floa
     return round(time.perf_counter() - began, 2), round(used, 2)
 
 
-def _compared(best: Best) -> Best:
+def _compared_winner(best: Best) -> Best:
     """Return a winner that was compared with a default, as those of searches are."""
     default = replace(best.config, num_stages=best.config.num_stages + 1)
     return replace(best, default=default, default_time_us=120.0, speedup_over_default=1.2)
@@ -134,14 +134,14 @@ def save(costs: Mapping[str, float], server_version: str, out: Path, *, first: b
 
 
 def main(shapes: int, configs: int, out: Path | None) -> None:
-    best = _compared(winner())
+    best = _compared_winner(winner())
     with running_server({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as server:
         place = server.create_database("scale")
         began = time.perf_counter()
         fill(place, sample_trials(1)[0], best, shapes=shapes, configs=configs)
         costs: dict[str, float] = {"filled, seconds": round(time.perf_counter() - began, 1)}
         first = put_first(server)
-        costs |= asked(place, shapes_like(best.shape, shapes), random.Random(0))
+        costs |= time_questions(place, shapes_like(best.shape, shapes), random.Random(0))
         one = ("--seq", "8192", "--dim", "64", "--device", "h200")
         with tempfile.TemporaryDirectory() as bytecode:
             for name, words in (("list", ()), ("best", one)):

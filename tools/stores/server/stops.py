@@ -26,7 +26,7 @@ def server_stops(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
         place = server.create_database("stopped")
         ResultStore.open(place).close()
         writers = [_writer(folder, place, document, number) for number in range(WRITERS)]
-        while not all(_said(folder, number) for number in range(WRITERS)):
+        while not all(_said_numbers(folder, number) for number in range(WRITERS)):
             time.sleep(0.05)
         for _ in range(tried):
             time.sleep(dice.uniform(0.2, 2.0))
@@ -34,7 +34,7 @@ def server_stops(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
             server.start()
         time.sleep(SETTLED_SECONDS)
         ended = [number for number, writer in enumerate(writers) if writer.poll() is not None]
-        said = {pair for number, writer in enumerate(writers) for pair in _acknowledged(folder, number, writer)}
+        said = {pair for number, writer in enumerate(writers) for pair in _end_writer(folder, number, writer)}
         with ResultStore.open(place) as store:
             parameters = [each.config.parameters for each in store.trials()]
         stored = {(each["writer"], each["number"]) for each in parameters}
@@ -52,14 +52,14 @@ def _writer(folder: Path, place: str, document: Path, number: int) -> subprocess
     return writer
 
 
-def _said(folder: Path, number: int) -> list[int]:
+def _said_numbers(folder: Path, number: int) -> list[int]:
     """Return the numbers of the trials that a writer has acknowledged so far."""
     lines = (folder / f"said.{number}").read_text().splitlines(keepends=True)
     return [int(line) for line in lines if line.endswith("\n") and line.strip().isdecimal()]
 
 
-def _acknowledged(folder: Path, number: int, writer: subprocess.Popen[str]) -> Iterator[tuple[int, int]]:
+def _end_writer(folder: Path, number: int, writer: subprocess.Popen[str]) -> Iterator[tuple[int, int]]:
     """End a writer, and yield its trials."""
     writer.kill()
     writer.communicate()
-    yield from ((number, said) for said in _said(folder, number))
+    yield from ((number, said) for said in _said_numbers(folder, number))

@@ -27,7 +27,7 @@ from tests.support.stores.postgres_server import running_server
 from tests.support.stores.sample_records import sample_trials, winner
 from tools import ROOT
 from tools.stores import Unavailable
-from tools.stores.server.old_client import forked, said_by, written
+from tools.stores.server.old_client import fork_work, said_by, write_trials
 
 OLD_COMMIT = "9ff243b4e87a8e297bfbbe3d41a37dad6ef867b6"
 """The last one of schema 7."""
@@ -101,7 +101,7 @@ def round_of(place: str, old: "subprocess.Popen[str]", dice: random.Random) -> R
 
 def _said_by_killed(place: str, number: int, dice: random.Random) -> list[Any]:
     """Return what a client of today said before it was killed."""
-    process, said = forked(partial(written, place, sample_trials(1)[0], number))
+    process, said = fork_work(partial(write_trials, place, sample_trials(1)[0], number))
     time.sleep(dice.uniform(0.0, 0.8))
     os.kill(process, signal.SIGKILL)
     return said_by((process, said))

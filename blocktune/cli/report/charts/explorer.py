@@ -1,4 +1,4 @@
-"""Blocks of a multiprocessor over each of the resources of a block."""
+"""Blocks per multiprocessor over each resource that a block takes."""
 
 import altair as alt
 

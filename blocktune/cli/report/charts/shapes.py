@@ -43,7 +43,7 @@ def shape_map(measure: str) -> Spec:
 
 
 def contenders() -> Spec:
-    """Return the rates of all contenders of one bench, a line of dots for every shape."""
+    """Return the rates of a bench's contenders, a line of dots for every shape."""
     chart = (
         alt.Chart(rows("contenders"))
         .mark_point(size=55, filled=True)
@@ -130,7 +130,7 @@ def _kinds() -> alt.Scale:
 
 
 def differences() -> Spec:
-    """Return the times of the winners of one store over those of another."""
+    """Return the winners' times in one store over those in another."""
     chart = (
         alt.Chart(rows("differences"))
         .mark_point(filled=True, size=60)

@@ -17,7 +17,7 @@ Remember = Callable[[FastPath, BoundCall], None]
 
 
 class GraphEngine(Protocol):
-    """The part of an `Engine` that the ops of a graph need."""
+    """The part of an `Engine` that a graph's ops need."""
 
     def find_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | None: ...
 

@@ -1,4 +1,4 @@
-"""Properties of the tensors of a call that a plan depends on, besides their values: they make up the plan's key."""
+"""The tensor properties that a plan depends on, besides their values: they make up the plan's key."""
 
 from typing import Any
 

@@ -80,7 +80,7 @@ class RepeatedLaunch(RecordedLaunch):
 
 
 class ForwardReplay(RecordedLaunch):
-    """The launch of the forward of calls of a kind, and what makes memory for its results."""
+    """The forward launch for a kind of calls, and what allocates its results."""
 
     __slots__ = ("_new_lse", "_new_out", "_plan")
 
@@ -119,7 +119,7 @@ class ForwardReplay(RecordedLaunch):
 
 
 class BackwardReplay(RecordedLaunch):
-    """The launch of the backward of calls of a kind, for tensors that pass a guard: autograd chooses the layout of the
+    """The backward launch for a kind of calls, for tensors that pass a guard: autograd chooses the layout of the
     output's gradient, and what a user's hooks have saved and restored may be laid out in any way.
 
     Args:

@@ -1,4 +1,4 @@
-"""The plan for one direction of a kind of calls: a config that is bound and its results' memory; or PyTorch."""
+"""The plan for one direction and kind of calls: a config that is bound and its results' memory; or PyTorch."""
 
 from collections.abc import Sequence
 from copy import copy

@@ -17,7 +17,7 @@ FindTensors = Callable[[], tuple[Tensor, ...]]
 
 
 class KnownAddresses:
-    """The owners of the addresses of a launch.
+    """The tensors that own a launch's addresses.
 
     places: of the inputs, by id. kept: of the tensors that are found for a stream, by id. memory: the workspace.
     """

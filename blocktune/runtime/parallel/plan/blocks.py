@@ -1,4 +1,4 @@
-"""Which calls of attention compute the pairs of some queries and some keys of a sequence.
+"""Plans the attention calls that compute all pairs of some queries and some keys.
 
 A query at position p sees the keys from p - left to p + right of its own document. Queries and keys come as ranges of
 positions, and the rows of tensors hold one range after the other.
@@ -69,7 +69,7 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Positions of one document, all of whose queries see a key and all of whose keys are seen; left and right: the
+    """Positions in one document, where every query sees a key and every key is seen; left and right: the
     window from the diagonal that ends at the last query and the last key."""
 
     queries: Range

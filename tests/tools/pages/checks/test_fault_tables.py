@@ -54,7 +54,7 @@ def test_a_part_takes_the_place_of_its_earlier_run_alone(tmp_path: Path, monkeyp
 
 def test_a_part_that_cannot_be_tried_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "missing_part", lambda: "no server")
-    assert faults.tried("stops", 16, 1, "") == "stops: left out: no server"
+    assert faults.try_part("stops", 16, 1, "") == "stops: left out: no server"
 
 
 def test_without_a_record_the_page_says_how_to_make_it(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from blocktune.kernels.values.features import Features
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tools.pages.targets import tables
-from tools.pages.targets.cells import Cell, Measurement, Record, merged
-from tools.pages.targets.choices import backwards, biased, forwards, words
+from tools.pages.targets.cells import Cell, Measurement, Record, merge_cells
+from tools.pages.targets.choices import backwards, biased_shapes, forwards, words
 from tools.pages.targets.sources import BenchRows, PeerRows, TableRows
 from tools.pages.targets.standings import standings
 from tools.pages.targets.target import Target, Topic
@@ -103,7 +103,7 @@ def test_a_cell_is_that_of_the_newest_row_whichever_file_has_it(tmp_path: Path) 
     write_peers(tmp_path / "x.backward-peers.json", peers | {"taken_at": "2026-01-03T00:00:00+00:00"})
     sources = BenchRows(file="x.bench.json"), PeerRows(file="x.backward-peers.json", shapes=forwards(128))
     for order in (sources, sources[::-1]):
-        (found,) = merged(measurement for source in order for measurement in source.read(tmp_path))
+        (found,) = merge_cells(measurement for source in order for measurement in source.read(tmp_path))
         ratios = {cell.label: (cell.ratio, cell.record.file) for cell in found.cells}
         assert ratios == {
             "b16 h16 s1024 d128 causal": (1.1, "x.bench.json"),
@@ -122,8 +122,8 @@ def test_a_bar_takes_only_its_own_shapes(chosen: Any, expected: bool) -> None:
 def test_masks_and_alibi_of_both_directions_are_told_apart() -> None:
     shape = complete_shape(1024, 128, causal=True)
     alibi = replace(shape, features=Features.parse("alibi"))
-    assert biased(forwards)(alibi)
-    assert not any((biased(backwards)(alibi), biased(forwards)(shape)))
+    assert biased_shapes(forwards)(alibi)
+    assert not any((biased_shapes(backwards)(alibi), biased_shapes(forwards)(shape)))
 
 
 def bars_of(tmp_path: Path) -> tuple[Target, ...]:
