@@ -61,8 +61,8 @@ class StoredRecords(ConnectedStore):
 
         An environment asks for what was made by that software here, so imported trials are not among these.
         """
-        query = _on(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id)
-        query = query.where(_is_of(TrialRow, shape), *_of_source(TrialRow, shape, kernel_hash))
+        query = _on_device(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id)
+        query = query.where(_has_shape(TrialRow, shape), *_source_conditions(TrialRow, shape, kernel_hash))
         if environment is not None:
             query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
             # a GPU without an id is NULL here, which `<>` would leave out
@@ -81,13 +81,13 @@ class StoredRecords(ConnectedStore):
         self, device: DeviceSpec, shape: AttentionShape | KernelProblem, *, kernel_hash: str | None = None
     ) -> AnyBest | None:
         """Return the winner of exactly this shape on this device; of several sources, of that which won last."""
-        query = _on(device, select(BestRow)).where(_is_of(BestRow, shape))
-        found = self._read(query.where(*_of_source(BestRow, shape, kernel_hash)), best_of)
+        query = _on_device(device, select(BestRow)).where(_has_shape(BestRow, shape))
+        found = self._read(query.where(*_source_conditions(BestRow, shape, kernel_hash)), best_of)
         return max(found, key=lambda best: best.created_at, default=None)
 
     def bests(self, device: DeviceSpec | None = None, shape: AttentionShape | None = None) -> list[Best]:
         """Return the winners of attention that match everything given."""
-        found = self._linked_bests(device, _is_of(BestRow, shape))
+        found = self._linked_bests(device, _has_shape(BestRow, shape))
         return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
 
     def kernel_bests(self, device: DeviceSpec | None = None) -> list[KernelBest]:
@@ -101,13 +101,15 @@ class StoredRecords(ConnectedStore):
 
     def all_trials(self, device: DeviceSpec | None = None) -> list[AnyTrial]:
         """Return the trials of all kernels, on one device or on all, oldest first."""
-        return self._read(_on(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id), trial_of)
+        return self._read(_on_device(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id), trial_of)
 
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
         """Return winners of shapes that run the same code on this device (equal direction, data type, head dimensions,
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
         their number of heads. The shape's own winner, if any, is the nearest."""
-        found = self._of_ids(lambda session: session.scalars(nearest_ids(_on(device, select(BestRow)), shape, limit)))
+        found = self._bests_by_ids(
+            lambda session: session.scalars(nearest_ids(_on_device(device, select(BestRow)), shape, limit))
+        )
         return sorted(found, key=lambda best: _distance(best, shape))  # the ids were in order, their rows come in any
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
@@ -125,9 +127,9 @@ class StoredRecords(ConnectedStore):
             distance: of two shapes.
             limit: how many winners of an origin for each of the shapes.
         """
-        query = outlines(_on(device, select(BestRow)), shapes[0])
+        query = outlines(_on_device(device, select(BestRow)), shapes[0])
         return _configs_of(
-            self._of_ids(lambda session: nearest_outlines(session.execute(query), shapes, distance, limit))
+            self._bests_by_ids(lambda session: nearest_outlines(session.execute(query), shapes, distance, limit))
         )
 
     def devices(self) -> list[DeviceSpec]:
@@ -136,10 +138,10 @@ class StoredRecords(ConnectedStore):
 
     def _linked_bests(self, device: DeviceSpec | None, condition: ColumnElement[bool]) -> list[Any]:
         """Return the winners that meet a condition."""
-        query = _on(device, select(BestRow)).where(condition)
+        query = _on_device(device, select(BestRow)).where(condition)
         return self._reading(lambda session: readable_records(session, query, best_of, self.label, linked_rows))
 
-    def _of_ids(self, choose: Callable[[Session], Iterable[int]]) -> list[Best]:
+    def _bests_by_ids(self, choose: Callable[[Session], Iterable[int]]) -> list[Best]:
         """Return the winners whose ids are chosen in the transaction that reads them."""
 
         def chosen(session: Session) -> list[Best]:
@@ -149,7 +151,7 @@ class StoredRecords(ConnectedStore):
         return self._reading(chosen)
 
 
-def _on(device: DeviceSpec | None, query: Select[Any]) -> Select[Any]:
+def _on_device(device: DeviceSpec | None, query: Select[Any]) -> Select[Any]:
     """Return a query of trials or winners, limited to one device if there is one."""
     row_type = query.column_descriptions[0]["entity"]
     return query if device is None else query.where(row_type.device_id == id_of(DeviceRow, key=device.key))
@@ -158,7 +160,7 @@ def _on(device: DeviceSpec | None, query: Select[Any]) -> Select[Any]:
 _KERNEL_PROBLEMS = select(ShapeRow.id).where(ShapeRow.direction.is_(None))
 
 
-def _is_of(row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelProblem | None) -> ColumnElement[bool]:
+def _has_shape(row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelProblem | None) -> ColumnElement[bool]:
     """Return the condition that rows are of a shape, or of attention: also those whose shape is missing, which a reader
     must name."""
     if shape is None:
@@ -166,7 +168,7 @@ def _is_of(row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelPro
     return row_type.shape_id.in_(select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(shape))))
 
 
-def _of_source(
+def _source_conditions(
     row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelProblem | None, kernel_hash: str | None
 ) -> list[ColumnElement[bool]]:
     """Return the conditions that rows are of an autotuned kernel, and of one source."""

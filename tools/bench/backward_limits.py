@@ -70,7 +70,7 @@ def shapes() -> Iterator[AttentionShape]:
     yield shape_of(128, 32768, True, batch=1)
 
 
-def looked_at(shape: AttentionShape) -> Iterator[tuple[str, Run]]:
+def launched_contenders(shape: AttentionShape) -> Iterator[tuple[str, Run]]:
     """Give everybody that computes a shape, launched once."""
     found = contenders(Problem(shape))
     for name, whose in CONTENDERS.items():
@@ -84,7 +84,7 @@ def launch_all(seconds: float) -> None:
     for shape in shapes():
         if time.monotonic() > end:
             break
-        for whose, run in looked_at(shape):
+        for whose, run in launched_contenders(shape):
             print(json.dumps([shape.label, whose]), flush=True)
             torch.cuda.synchronize()
             torch.cuda.profiler.start()

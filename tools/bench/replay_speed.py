@@ -19,7 +19,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.selection.untuned import Untuned, shipped_untuned
 from blocktune.tuner.candidates import starting_configs
-from blocktune.tuner.candidates.starting_configs import SEEDS, expected_of_compiled
+from blocktune.tuner.candidates.starting_configs import SEEDS, expected_config
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
@@ -59,7 +59,7 @@ def slowdowns(sweep: Sweep) -> list[float]:
     with mock.patch.object(starting_configs, "shipped_untuned", return_value=decision):
         for count in COMPILED:
             compiled = {config: replay.predicted[config] for config in favourites[:count]}
-            choice = expected_of_compiled(compiled, shape, device, ()) or decide_by_predictions(compiled, default)
+            choice = expected_config(compiled, shape, device, ()) or decide_by_predictions(compiled, default)
             found.append(scores[choice] / min(scores.values()))
     return found
 

@@ -32,7 +32,7 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.upkeep.agreement import rematch
-from blocktune.tuner.upkeep.is_current import still_runs
+from tools.lab.transfer import still_runs
 
 Winners = Mapping[AttentionShape, Sequence[KernelConfig]]
 

@@ -35,7 +35,7 @@ def _judge(title: str, sweeps: Sequence[Sweep], constants: CostConstants) -> lis
     return rows
 
 
-def _held_out(sweeps: Sequence[Sweep], dim: int) -> dict[str, Any]:
+def _hold_out(sweeps: Sequence[Sweep], dim: int) -> dict[str, Any]:
     """Return how the model ranks the sweeps of one head dimension, fitted to the others and as it is."""
     held_out = [sweep for sweep in sweeps if sweep.shape.head_dim == dim]
     others = [sweep for sweep in sweeps if sweep.shape.head_dim != dim]
@@ -57,7 +57,7 @@ def main() -> None:
     sweeps = [load_sweep(path) for path in sweep_files(given.places)]
     _judge("as it is, all sweeps", sweeps, CONSTANTS)
     dims = sorted({sweep.shape.head_dim for sweep in sweeps})
-    judged = [_held_out(sweeps, dim) for dim in dims if len(dims) > 1]
+    judged = [_hold_out(sweeps, dim) for dim in dims if len(dims) > 1]
     if given.out is not None:
         document = calibration_document(sweeps, judged)
         write_atomically(given.out, json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")

@@ -20,11 +20,11 @@ from blocktune.cli.output.render import note
 from blocktune.db.records.records import Best, of_attention
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
 from blocktune.tuner.lab.untuned import UntunedStudy
-from blocktune.tuner.upkeep.is_current import still_runs
 from tools.lab.calibration import calibrate
 from tools.lab.transfer_file import FORMAT, SCHEMA
 from tools.lab.transfer_losses import RoundsOfShape, decisions, shared_shapes
@@ -63,6 +63,14 @@ def side(name: str, folder: Path) -> Side:
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
         rounds=rematch_ratios(folder / f"{name}-elsewhere.rematch.json"),
     )
+
+
+def still_runs(best: Best) -> bool:
+    """Return whether today's kernel takes the config for the shape, whatever source it was measured with."""
+    kernel, shape, limits = KERNELS.get(best.config.kernel), best.shape, best.device.limits
+    if kernel is None or kernel.unsupported(shape, limits) is not None:
+        return False
+    return not kernel.violations(best.config, shape, limits)
 
 
 def rematch_ratios(path: Path) -> RoundsOfShape:

@@ -12,7 +12,7 @@ from blocktune.kernels.values.text import tally
 from blocktune.tuner.compare.report import PEERS, UNTUNED, fastest_peer, out_of_the_box
 from tools.pages.document_tables import commit_sentence, markdown_table
 from tools.pages.feature_tables import passes_table
-from tools.pages.readme_rivals import left_out
+from tools.pages.readme_rivals import omissions_sentence
 
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
@@ -183,7 +183,7 @@ def _caption(document: Mapping[str, Any]) -> str:
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
         "95th percentile, and names the fastest rival. In brackets after stock `@triton.autotune` over the same space: "
         "the seconds that it takes to tune, estimated for an empty cache."
-        + left_out(document)
+        + omissions_sentence(document)
         + (OWN_COLUMNS if _has_kernels(document) else "")
         + (_count_held(document) if _is_sustained(document) else "")
     )

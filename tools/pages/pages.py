@@ -42,7 +42,7 @@ from tools.pages.command_reference import with_commands
 from tools.pages.feature_tables import SUFFIX as FEATURES
 from tools.pages.feature_tables import feature_tables
 from tools.pages.pictures import explain_picture, speed_picture, start_picture
-from tools.pages.readme_rivals import left_out, with_todays_rivals
+from tools.pages.readme_rivals import omissions_sentence, with_todays_rivals
 from tools.pages.recorded import (
     backward_peer_tables,
     counter_tables,
@@ -151,7 +151,7 @@ def _bench(path: Path, part: str | None) -> str:
         return (bench_summary.summary if part == bench_summary.PART else results_block)(document)
     if not document["rows"]:
         return NOTHING
-    return feature_tables(document, absent(document) + measurement_words(document) + left_out(document))
+    return feature_tables(document, absent(document) + measurement_words(document) + omissions_sentence(document))
 
 
 def _replay(path: Path, part: str | None, folder: Path) -> str:

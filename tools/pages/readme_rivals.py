@@ -20,7 +20,7 @@ def with_todays_rivals(document: Mapping[str, Any]) -> dict[str, Any]:
     return dict(document) | {"rows": [_row(row, limits, document["kernels"]) for row in document["rows"]]}
 
 
-def left_out(document: Mapping[str, Any]) -> str:
+def omissions_sentence(document: Mapping[str, Any]) -> str:
     """Return a sentence that says for how many rows a rival was left out; empty for none."""
     counts = {
         words: count

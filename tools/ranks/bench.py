@@ -240,7 +240,7 @@ def measure_head_start(bench: Bench, lengths: list[int]) -> None:
     ring.HEAD_START_CYCLES = own
 
 
-def made_groups() -> dict[int, tuple[Any, DeviceMesh]]:
+def make_groups() -> dict[int, tuple[Any, DeviceMesh]]:
     """Return the groups of the first one, two and all ranks."""
     ranks, kind = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
     sizes = sorted({1, min(2, ranks), ranks})
@@ -271,7 +271,7 @@ def main() -> None:
     ranks = dist.get_world_size()
     table = DeviceMesh(device.type, torch.arange(ranks).view(2, -1)) if ranks >= 4 and ranks % 2 == 0 else None
     deadline = time.monotonic() + options.seconds
-    bench = Bench(deadline, device, options.length_alone, options.out, made_groups(), own_group(), table)
+    bench = Bench(deadline, device, options.length_alone, options.out, make_groups(), own_group(), table)
     lengths = sorted(options.lengths)
     parts: dict[str, Callable[[], None]] = {
         "check": lambda: check(bench),

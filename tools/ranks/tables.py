@@ -59,7 +59,7 @@ def all_at_once(document: Row) -> str:
 def least(document: Row) -> float:
     """Return the least rate over that of one GPU alone, of the schedules that today's model takes."""
     rows = measured(document, "together")
-    return float(min(row["of_alone"] for row in rows if row["name"] == taken_for(document, row)))
+    return float(min(row["of_alone"] for row in rows if row["name"] == schedule_for(document, row)))
 
 
 def repeats(document: Row) -> str:
@@ -116,7 +116,7 @@ def taken_schedule(document: Row, ranks: int, length: int, direction: str) -> st
     return str(Schedule.RING if ranks == 2 and schedule is Schedule.ALL_GATHER else schedule)  # they are one then
 
 
-def taken_for(document: Row, row: Row) -> str:
+def schedule_for(document: Row, row: Row) -> str:
     """Return the schedule that today's model takes for the call of a row."""
     return taken_schedule(document, row["ranks"], row["length"], row["direction"])
 
@@ -124,7 +124,7 @@ def taken_for(document: Row, row: Row) -> str:
 def _cells(document: Row, row: Row, theirs_ms: float | None) -> Cells:
     model = f"{modelled_rate(document, row):.3f}" if row in forwards(document) else "-"
     against = "-" if is_pytorch(row) or theirs_ms is None else f"{theirs_ms / row['ms']:.2f}"
-    auto = " (`auto`)" * (row["name"] == taken_for(document, row))
+    auto = " (`auto`)" * (row["name"] == schedule_for(document, row))
     return [
         str(row["ranks"]), f"{row['length']:,}", PASSES[row["direction"]], row["name"] + auto, f"{row['ms']:,.1f}",
         f"{row['tflops_a_rank']:.0f}", f"{row['of_alone']:.3f}", model, f"{row['peak_gib']:.2f}", against,

@@ -77,7 +77,7 @@ def store_findings(db: str | None) -> Iterator[DoctorFinding]:
     except StoreError as error:
         yield _unusable("database", target.label, error)
         return
-    yield from _of_health(health)
+    yield from _health_findings(health)
 
 
 def _correct_bits(target: "StoreTarget") -> Iterator[DoctorFinding]:
@@ -109,7 +109,7 @@ def _unusable(name: str, value: str, error: Exception) -> DoctorFinding:
     )
 
 
-def _of_health(health: "StoreHealth") -> Iterator[DoctorFinding]:
+def _health_findings(health: "StoreHealth") -> Iterator[DoctorFinding]:
     """Yield what is in the database, and what is wrong with its file."""
     rows = f"{tally(health.rows['trial'], 'trial')}, {tally(health.rows['best'], 'winner')}"
     state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"

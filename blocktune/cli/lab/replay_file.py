@@ -54,11 +54,11 @@ def join_replay(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} holds searches of other sweeps, so these cannot be added to it. Name another file, or remove it."
         )
     strategies = {**kept["strategies"], **report["strategies"]}
-    alike = _random_as_good(strategies, report["default"], report["measurements"].index(20))
+    alike = _random_rows(strategies, report["default"], report["measurements"].index(20))
     return {**report, "strategies": strategies, "random_as_good": alike}
 
 
-def _random_as_good(strategies: Mapping[str, Any], default: str, after: int) -> list[str]:
+def _random_rows(strategies: Mapping[str, Any], default: str, after: int) -> list[str]:
     """Return the shapes of which a random search knows as good a config as the default one; none where one of the two
     is missing.
 

@@ -37,7 +37,7 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
     from blocktune.kernels.hardware.device import present_devices
     from blocktune.tuner.report.device_table import HARDWARE, device_choices, limits_table
 
-    views = {kind: [view_of(document) for document in sources.of_kind(kind)] for kind in VIEWS}
+    views = {kind: [view_of(document) for document in sources.documents_of_kind(kind)] for kind in VIEWS}
     return {
         "created_at": now.isoformat(timespec="minutes"),
         "gpus": [device.name for device in present_devices()],

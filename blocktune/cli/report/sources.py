@@ -57,7 +57,7 @@ class Sources:
     counters: "dict[str, CounterFile]" = field(default_factory=dict)
     before: "list[Best] | None" = None
 
-    def of_kind(self, kind: str) -> list[Document]:
+    def documents_of_kind(self, kind: str) -> list[Document]:
         """Return the documents of one kind, the newest first."""
         found = [document for document in self.documents if document.kind == kind]
         return sorted(found, key=lambda each: (str(each.content.get("created_at", "")), each.name), reverse=True)
@@ -72,7 +72,7 @@ class Sources:
     def shapes(self) -> list[AttentionShape]:
         """The shapes of winners, sweeps and benches, each once."""
         found = [best.shape for best in self.winners] + [sweep.shape for sweep in self.sweeps]
-        rows = [row for document in self.of_kind("bench") for row in document.content["rows"]]
+        rows = [row for document in self.documents_of_kind("bench") for row in document.content["rows"]]
         return list(dict.fromkeys([*found, *(AttentionShape.from_json(row["shape"]) for row in rows)]))
 
     def add_shipped_winners(self, winners: "Sequence[Best]") -> None:

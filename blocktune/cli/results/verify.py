@@ -161,7 +161,7 @@ def _verifications(
 
     first, monitor = due[0][0], GpuMonitor(device.uuid, own_processes=1)
     with farm_for(device) as compiler, gpu_runner(first.shape, device, monitor, note, _terms(first)) as runner:
-        for best in _in_turn(due, device, store, compiler, runner):
+        for best in _verify_in_turn(due, device, store, compiler, runner):
             try:
                 with show_progress() as show:
                     found = verify(
@@ -179,7 +179,7 @@ def _verifications(
             yield found
 
 
-def _in_turn(
+def _verify_in_turn(
     due: "list[tuple[Best, str]]",
     device: "DeviceSpec",
     store: "ResultStore",

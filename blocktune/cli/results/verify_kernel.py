@@ -25,7 +25,7 @@ def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: b
     """
     found = require_kernels(db, device, name)
     with importable_from_here():
-        rows = [(best, _serves_as(best, device)) for best, _ in found]
+        rows = [(best, _served_rung(best, device)) for best, _ in found]
     if as_json:
         kernels = [problem_json(best.shape) | {"serves_as": worth} for best, worth in rows]
         print_json({"device": device.name, "kernels": kernels})
@@ -66,7 +66,7 @@ def _stored_winner(request: "LaunchRequest", device: "DeviceSpec", store: "Resul
         return stored_winner(call, device, store)
 
 
-def _serves_as(best: "KernelBest", device: "DeviceSpec") -> str:
+def _served_rung(best: "KernelBest", device: "DeviceSpec") -> str:
     """Return what a winner is worth here, or why it serves no call."""
     from blocktune.kernels.base.source_hash import hash_of_sources
     from blocktune.runtime.store_reader.provenance import Identity, present_identity, reuse_of

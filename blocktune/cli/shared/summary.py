@@ -28,7 +28,7 @@ def show_winner(best: "AnyBest", predicted: Predictions, assumed: str = "") -> N
 
 def show_short(answer: "Answer", assumed: str = "") -> None:
     """Print what a call gets in six lines."""
-    config, time, compared = _of_answer(answer)
+    config, time, compared = _answer_cells(answer)
     _print(answer.device, answer.shape, assumed, config, time, compared)
 
 
@@ -83,7 +83,7 @@ def _comparison(best: "AnyBest", predicted: Predictions) -> str:
     return "not timed next to today's default"
 
 
-def _of_answer(answer: "Answer") -> tuple[str, str, str]:
+def _answer_cells(answer: "Answer") -> tuple[str, str, str]:
     """Return config, time and comparison of an answer."""
     from blocktune.runtime.selection.reasons import explain_candidate
 

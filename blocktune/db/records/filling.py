@@ -61,28 +61,28 @@ def _give(session: Session, table: Table, query: Select[Any], checksums: Callabl
             session.connection().execute(update(table).where(table.c.id == bindparam("row_id")).values(**names), found)
 
 
-def _of_device(row: DeviceRow) -> Checksums:
+def _device_checksums(row: DeviceRow) -> Checksums:
     whole_device(row)  # which raises where the document is no device
     return {"checksum": device_checksum(row.document)}
 
 
-def _of_trial(row: TrialRow) -> Checksums:
+def _trial_checksums(row: TrialRow) -> Checksums:
     return {"checksum": record_checksum(trial_of(row))}
 
 
-def _of_best(row: BestRow) -> Checksums:
+def _best_checksums(row: BestRow) -> Checksums:
     best = best_of(row)
     return {"checksum": record_checksum(best), "served_checksum": served_checksum(best)}
 
 
 _CHECKSUMS: Mapping[type[Base], Callable[[Any], Checksums]] = {
-    DeviceRow: _of_device,
-    TrialRow: _of_trial,
-    BestRow: _of_best,
+    DeviceRow: _device_checksums,
+    TrialRow: _trial_checksums,
+    BestRow: _best_checksums,
 }
 
 
-def _of_moved_trial(row: TrialRow) -> Checksums:
+def _moved_trial_checksums(row: TrialRow) -> Checksums:
     trial = unverified_trial(row)
     telemetry = {
         name: getattr(trial.telemetry, name)
@@ -99,7 +99,7 @@ def _of_moved_trial(row: TrialRow) -> Checksums:
     return {"checksum": record_checksum(trial)} if _former_checksum(trial, told | telemetry) == row.checksum else {}
 
 
-def _of_moved_best(row: BestRow) -> Checksums:
+def _moved_best_checksums(row: BestRow) -> Checksums:
     best = unverified_best(row)
     told = {
         "default": None if best.default is None else document_of(best.default),
@@ -128,6 +128,6 @@ def _former_checksum(record: Record, told: Mapping[str, Any]) -> str:
 
 
 _RENEWED: Mapping[type[TrialRow | BestRow], Callable[[Any], Checksums]] = {
-    TrialRow: _of_moved_trial,
-    BestRow: _of_moved_best,
+    TrialRow: _moved_trial_checksums,
+    BestRow: _moved_best_checksums,
 }

@@ -155,7 +155,7 @@ def _overwritten(count: int) -> Damage:
     return damage
 
 
-def _in_schema(content: bytes, dice: random.Random) -> bytes:
+def _change_schema(content: bytes, dice: random.Random) -> bytes:
     """Return one byte of the first page, which says what the tables are."""
     at = dice.randrange(100, PAGE_BYTES)
     return content[:at] + dice.randbytes(1) + content[at + 1 :]
@@ -184,7 +184,7 @@ DAMAGES: tuple[Damage, ...] = (
     _overwritten(16),
     _overwritten(512),
     _overwritten(PAGE_BYTES),
-    _in_schema,
+    _change_schema,
     _zeroed_page,
     _swapped_pages,
     _cut,

@@ -99,7 +99,7 @@ def table_of(values: tuple[Any, ...]) -> Table | None:
     if not values or values[0] is not None:
         return None
     fitting = [table for table in TABLES if _may_have(table, len(values))]
-    return max(fitting, key=lambda table: _kinds_that_fit(table, values), default=None)
+    return max(fitting, key=lambda table: _count_fitting(table, values), default=None)
 
 
 def _may_have(table: Table, count: int) -> bool:
@@ -109,7 +109,7 @@ def _may_have(table: Table, count: int) -> bool:
     return len(table.columns) - later <= count <= len(table.columns)
 
 
-def _kinds_that_fit(table: Table, values: tuple[Any, ...]) -> int:
+def _count_fitting(table: Table, values: tuple[Any, ...]) -> int:
     return sum(_fits(column, value) for column, value in zip(table.columns, values, strict=False))
 
 

@@ -39,7 +39,7 @@ def connect_sqlite(uri: str, lock_timeout_seconds: float) -> sqlite3.Connection:
     )
     connection.text_factory = _text
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    connection.set_progress_handler(_go_on, STEPS_BETWEEN_CHECKS)
+    connection.set_progress_handler(_continue_statement, STEPS_BETWEEN_CHECKS)
     try:
         for pragma in CONNECTION_PRAGMAS:
             connection.execute(pragma)
@@ -54,7 +54,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _go_on() -> bool:
+def _continue_statement() -> bool:
     """Let SQLite work on. Python handles its signals when it comes here: Ctrl-C ends the statement."""
     return False
 

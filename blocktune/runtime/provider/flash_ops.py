@@ -16,7 +16,7 @@ from blocktune.runtime.provider.op_call import (
     lower_right,
     splits,
 )
-from blocktune.runtime.provider.sdpa_ops import Results, unused_by_flash, write_output
+from blocktune.runtime.provider.sdpa_ops import Results, unused_results, write_output
 
 if TYPE_CHECKING:
     from blocktune.runtime.provider.server import OpServer
@@ -57,7 +57,7 @@ def worker_forward(
         found = server.forward(OpCall(LENGTH_FIRST, lower_right(is_causal), scale, True, window), query, key, value)
     else:
         return None
-    return None if found is None else (*found, *unused_by_flash(query))
+    return None if found is None else (*found, *unused_results(query))
 
 
 def worker_forward_into(

@@ -34,7 +34,7 @@ def flash_forward(
     found = server.forward(OpCall(PLAIN, lower_right(is_causal), scale), query, key, value)
     if found is None:
         return None
-    return *found, None, None, query.shape[2], key.shape[2], *unused_by_flash(query)
+    return *found, None, None, query.shape[2], key.shape[2], *unused_results(query)
 
 
 def flash_backward(
@@ -118,7 +118,7 @@ def cudnn_backward(
     return server.backward(asked, grad_out, query, key, value, out, logsumexp.squeeze(-1), mask=attn_bias)
 
 
-def unused_by_flash(query: Tensor) -> tuple[Tensor, ...]:
+def unused_results(query: Tensor) -> tuple[Tensor, ...]:
     """Return what FlashAttention's forward returns behind the log-sum-exp, where nothing is dropped: the state of the
     generator, which nothing reads then, and an empty mask."""
     state = query.new_empty(2, dtype=torch.uint64)

@@ -90,7 +90,7 @@ def near_rows(nearest: Iterable[Best], shape: AttentionShape) -> tuple[TunedConf
     )
 
 
-def expected_of_compiled(
+def expected_config(
     predicted_us: Mapping[KernelConfig, float], shape: AttentionShape, device: DeviceSpec, near: Sequence[TunedConfig]
 ) -> KernelConfig | None:
     """Return which of some compiled configs a dispatcher that knew their code would take for a shape that was not

@@ -24,7 +24,7 @@ from blocktune.tuner.cluster.tasks import RayTasks
 from blocktune.tuner.cluster.worker import START_SECONDS, Message
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS, SILENCE_SECONDS
-from blocktune.tuner.fleet.streamed_store import Packed, known_for
+from blocktune.tuner.fleet.streamed_store import Packed, relevant_records
 from blocktune.tuner.fleet.time_shares import TimeShares
 
 HEAR_SECONDS = 0.1
@@ -70,7 +70,7 @@ class RayExecutor:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
         with ExitStack() as stack:
-            store = _reachable_by_the_driver_alone(jobs, stack)
+            store = _open_local_store(jobs, stack)
             received = None if store is None else stack.enter_context(ReceivedRecords(store))
             stack.callback(self._tasks.end)
             stack.callback(self._ahead.end)
@@ -88,7 +88,7 @@ class RayExecutor:
         self._is_interrupted = True
 
 
-def _reachable_by_the_driver_alone(jobs: Sequence[Job], stack: ExitStack) -> ResultStore | None:
+def _open_local_store(jobs: Sequence[Job], stack: ExitStack) -> ResultStore | None:
     """Return the run's store if it is a file, which workers on other hosts cannot write; None for a server's."""
     if not jobs or StoreTarget.of(jobs[0].database).path is None:
         return None
@@ -202,16 +202,16 @@ class _Run:
             yield from self._lose(record, "its process or its node is gone", is_to_blame=False)
         record.begin(attempt, message["node"], message["worker"])
         self._attempts[attempt] = record
-        job = record.as_of_now(self._known_for(record.job), self._excluded, self._share_of(record))
+        job = record.as_of_now(self._stored_records(record.job), self._excluded, self._share_of(record))
         self._tasks.order(attempt, {"job": job.to_json(), "code": self._ahead.ready_for(record)})
         yield Started(record.job, record.worker)
 
-    def _known_for(self, job: Job) -> tuple[Packed, ...] | None:
+    def _stored_records(self, job: Job) -> tuple[Packed, ...] | None:
         """Return what the store holds for a job, with all that was heard; None where workers reach it."""
         if self._store is None or self._received is None:
             return None
         self._received.flush()
-        return known_for(self._store, job)
+        return relevant_records(self._store, job)
 
     def _share_of(self, record: TaskRecord) -> float | None:
         waiting = sum(not other.attempt for other in self._open.values() if other.job.device == record.job.device)

@@ -20,7 +20,7 @@ class ClusterLostError(BlocktuneError):
     """The cluster was lost while jobs were made."""
 
 
-def _lost_by(error: Exception) -> ClusterLostError:
+def _cluster_lost_error(error: Exception) -> ClusterLostError:
     return ClusterLostError(
         f"The Ray cluster was lost during the run: {str(error).splitlines()[0]}. "
         "All trials are kept; the same command continues the run."
@@ -43,7 +43,7 @@ class Cluster:
         try:
             return list(ray.nodes())
         except RayError as error:
-            raise _lost_by(error) from error
+            raise _cluster_lost_error(error) from error
 
     def gpus_of(self, kind: str) -> int:
         """Return how many GPUs of a kind there are."""
@@ -133,7 +133,7 @@ class RayTasks:
         try:
             heard: list[tuple[str, Message]] = ray.get(self._desk.hear.remote(timeout_s))
         except RayError as error:
-            raise _lost_by(error) from error
+            raise _cluster_lost_error(error) from error
         return heard
 
     def order(self, attempt: str, order: Message) -> None:

@@ -55,14 +55,6 @@ class CompileResult(Compiled, Generic[ConfigT]):
         return None if self.resources is None else CompiledCode(self.resources, self.shared)
 
 
-def compile_resources(
-    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
-) -> KernelResources:
-    """Return the resources of what `compile_config` compiles, in a process that compiles one thing at a time."""
-    with ptxas_logs() as logs:
-        return compile_config(kernel, config, shape, cc, logs)[0]
-
-
 def compile_config(
     kernel: AttentionKernel,
     config: KernelConfig,

@@ -74,7 +74,7 @@ class CompileAhead:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     each = waiting.pop(future)
                     ended[each.config] = _result(future) or compile_here(each.spec, cc)
-                ended |= self._given_up(waiting, ended, max_spill_bytes)
+                ended |= self._give_up(waiting, ended, max_spill_bytes)
             self._close_later()
             return ended
 
@@ -94,7 +94,7 @@ class CompileAhead:
             job, _read_answer, lambda lost: Compiled.from_lost_worker(lost, self._timeout_s)
         )
 
-    def _given_up(
+    def _give_up(
         self, waiting: dict[Future[Any], Specialization], ended: Mapping[LaunchConfig, Compiled], bound: float
     ) -> dict[LaunchConfig, Compiled]:
         """Take from what waits those that are sure to spill more than a bound, and return how they end."""

@@ -44,7 +44,7 @@ def _time(analysis: Analysis) -> list[str]:
         return [predicted]
     binding = binding_terms(analysis)
     return [
-        f"{predicted} {_bound_by(analysis, binding)}",
+        f"{predicted} {_term_times(analysis, binding)}",
         *(f"To reduce {name}: {analysis.lifts[name]}" for name in binding),
     ]
 
@@ -56,7 +56,7 @@ def binding_terms(analysis: Analysis) -> dict[str, float]:
     return {name: time_us for name, time_us in times.items() if time_us >= LEVEL * largest}
 
 
-def _bound_by(analysis: Analysis, binding: Mapping[str, float]) -> str:
+def _term_times(analysis: Analysis, binding: Mapping[str, float]) -> str:
     """Return each term with its own time. Times of units that work at once do not add up, so that none is called a
     share."""
     terms = terms_of(analysis.shape)

@@ -142,7 +142,7 @@ class _Schedule:
             return
         worker = self.running.pop(event.job)
         if isinstance(event, WorkerLost):
-            yield from self._after_loss(worker, event)
+            yield from self._handle_loss(worker, event)
         else:
             worker.losses.clear()
             self._idle.append(worker)
@@ -153,7 +153,7 @@ class _Schedule:
         """Begin nothing any more."""
         self._waiting, self._dropped = [], True
 
-    def _after_loss(self, worker: "_Worker", event: WorkerLost) -> Iterator[Event]:
+    def _handle_loss(self, worker: "_Worker", event: WorkerLost) -> Iterator[Event]:
         job = event.job
         if self._dropped:
             yield Failed(job, "interrupted before anything was found", 130)

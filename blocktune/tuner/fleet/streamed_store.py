@@ -43,7 +43,7 @@ def unpack_records(message: Packed) -> tuple[list[AnyTrial], list[AnyBest]]:
     )
 
 
-def known_for(store: ResultStore, job: Job) -> tuple[Packed, ...]:
+def relevant_records(store: ResultStore, job: Job) -> tuple[Packed, ...]:
     """Return what a search of the job reads from a store: trials of its shape, and the winners of near ones. Imported
     trials do not count as made, so they stay. Of a call of an autotuned kernel nothing is read: only its worker can
     make the call, and knows its problem then."""

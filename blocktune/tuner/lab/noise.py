@@ -135,7 +135,7 @@ def study_noise(
     for runner in runners.values():
         runner.prepare()
     on_progress(f"compiling and trying {len(configs)} configs")
-    study = _Study(runners, _that_run(configs, runners.values()), now)
+    study = _Study(runners, _running_configs(configs, runners.values()), now)
     left = seconds - (now() - started)
     turns = len(runners) * max(1, round(left / BLOCK_SECONDS / len(runners)))
     for turn in range(turns):
@@ -145,7 +145,7 @@ def study_noise(
     return study.result(now() - started)
 
 
-def _that_run(configs: Sequence[KernelConfig], runners: Collection[Runner]) -> tuple[KernelConfig, ...]:
+def _running_configs(configs: Sequence[KernelConfig], runners: Collection[Runner]) -> tuple[KernelConfig, ...]:
     """Return the first `CONFIGS` that run in all runners, where the very first becomes the anchor."""
     running: list[KernelConfig] = []
     for config in configs:

@@ -59,7 +59,7 @@ def wilcoxon_row(sweeps: Iterable[Sweep], level: float = WILCOXON_LEVEL) -> dict
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         pruner = WilcoxonPruner(p_threshold=level)
-    return {"pruner": f"WilcoxonPruner, p {level:g}"} | _row(sweeps, lambda best: _pruned_by(pruner, best))
+    return {"pruner": f"WilcoxonPruner, p {level:g}"} | _row(sweeps, lambda best: _pruning_rule(pruner, best))
 
 
 def _row(sweeps: Iterable[Sweep], race: Race) -> dict[str, Any]:
@@ -81,24 +81,24 @@ def _row(sweeps: Iterable[Sweep], race: Race) -> dict[str, Any]:
     return {"rounds_saved": saved / rounds if rounds else 0.0, "close": close, "stopped_close": stopped_close}
 
 
-def _pruned_by(pruner: "BasePruner", best: Trial) -> Callable[[Trial], int]:
+def _pruning_rule(pruner: "BasePruner", best: Trial) -> Callable[[Trial], int]:
     """Return the rounds until a pruner stops a trial, which reports them one after the other."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
-    study.add_trial(_report_trial(best.samples_us))
+    study.add_trial(_reported_trial(best.samples_us))
 
     def rounds(trial: Trial) -> int:
         common = trial.samples_us[: len(best.samples_us)] if trial is not best else ()
         counts = range(1, len(common) + 1)
-        stops = (count for count in counts if pruner.prune(study, _report_trial(common[:count])))
+        stops = (count for count in counts if pruner.prune(study, _reported_trial(common[:count])))
         return next(stops, len(trial.samples_us))
 
     return rounds
 
 
-def _report_trial(samples_us: Sequence[float]) -> "FrozenTrial":
+def _reported_trial(samples_us: Sequence[float]) -> "FrozenTrial":
     """Return a trial of a study after these rounds."""
     from optuna.trial import create_trial
 

@@ -54,7 +54,7 @@ def dense_part(
     for config in space.feasible:
         if config not in chosen:
             waiting.setdefault(config.kernel, []).append(config)
-    orders = [_in_turns(configs, shape, device) for configs in waiting.values()]
+    orders = [_interleave(configs, shape, device) for configs in waiting.values()]
     for order in orders:
         chosen |= dict.fromkeys(order[: (most - len(chosen) + 1) // 2])
     for order in orders:  # what small kernels have left free
@@ -64,7 +64,7 @@ def dense_part(
     return tuple(chosen)
 
 
-def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
+def _interleave(configs: Sequence[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
     """Return a kernel's configs: in turns the most promising with each combination of its own parameters."""
     useful = {config: usefulness(get_kernel(config.kernel), config, shape, device) for config in configs}
     alike: dict[tuple[tuple[str, int], ...], list[KernelConfig]] = {}

@@ -48,7 +48,7 @@ def text_of_occupancy(
         waves: of the grid that will be launched.
         tensor_memory_columns: of a block, as the compiler reports them.
     """
-    lines = [_headline(result), _limited_by(result), _all_limits(result), _change(result, alternatives or {})]
+    lines = [_headline(result), _limits_sentence(result), _all_limits(result), _change(result, alternatives or {})]
     lines += (
         _room(result) + _carveout(result) + _spills(result.resources) + _tensor_memory(result, tensor_memory_columns)
     )
@@ -67,7 +67,7 @@ def _headline(result: Occupancy) -> str:
     return f"{_blocks(result.blocks_per_sm)}/SM on {where}: {warps}, {100 * result.fraction:.4g} % occupancy."
 
 
-def _limited_by(result: Occupancy) -> str:
+def _limits_sentence(result: Occupancy) -> str:
     names = " and ".join(_WORDS[name] for name in result.binding)
     tie = ", which tie" if len(result.binding) > 1 else ""
     return f"Limited by {names}{tie}: " + "; ".join(_need(name, result) for name in result.binding) + "."
@@ -140,11 +140,11 @@ def _change(result: Occupancy, alternatives: Mapping[str, int]) -> str:
         return "All warps of the SM are in use; there is nothing to lift."
     target = result.blocks_per_sm + 1
     most = requirement(target, result.resources.num_warps, result.limits, carveout_percent=result.carveout_percent)
-    needs = " and ".join(_at_most(name, most, result) for name in result.binding)
+    needs = " and ".join(_requirement_text(name, most, result) for name in result.binding)
     return f"For {_blocks(target)} you need {needs}{_fitting(result, most, alternatives)}."
 
 
-def _at_most(limiter: Limiter, most: Requirement, result: Occupancy) -> str:
+def _requirement_text(limiter: Limiter, most: Requirement, result: Occupancy) -> str:
     resources = result.resources
     if limiter is Limiter.REGISTERS:
         if most.registers is None:

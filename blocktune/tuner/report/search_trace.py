@@ -38,7 +38,7 @@ def _events(sweep: Sweep, pid: int) -> Iterator[Event]:
     yield from _best_so_far(sweep, trials, began, pid)
     for field, name in STATES.items():
         values = ((trial, getattr(trial.telemetry, field)) for trial in trials)
-        yield from (_counter(name, value, _at(trial, began), pid) for trial, value in values if value is not None)
+        yield from (_counter(name, value, _end_us(trial, began), pid) for trial, value in values if value is not None)
 
 
 def _named(kind: str, name: str, pid: int, tid: int = 0) -> Event:
@@ -55,7 +55,7 @@ def _slice(trial: Trial, began: datetime, pid: int, tid: int) -> Event:
         "cat": str(trial.outcome),
         "pid": pid,
         "tid": tid,
-        "ts": _at(trial, began) - duration,
+        "ts": _end_us(trial, began) - duration,
         "dur": duration,
         "args": facts | ({"error": shown(trial.error)} if trial.error else {}),
     }
@@ -67,13 +67,13 @@ def _best_so_far(sweep: Sweep, trials: Iterable[Trial], began: datetime, pid: in
         rate = sweep.shape.flops / trial.time_us / 1e6 if trial.time_us else 0.0
         if rate > best:
             best = rate
-            yield _counter("best, TFLOP/s", rate, _at(trial, began), pid)
+            yield _counter("best, TFLOP/s", rate, _end_us(trial, began), pid)
 
 
 def _counter(name: str, value: float, at_us: int, pid: int) -> Event:
     return {"ph": "C", "name": name, "pid": pid, "ts": at_us, "args": {"value": value}}
 
 
-def _at(trial: Trial, began: datetime) -> int:
+def _end_us(trial: Trial, began: datetime) -> int:
     """Return when the measurement of a trial ended, in microseconds of the sweep."""
     return (trial.created_at - began) // MICROSECOND

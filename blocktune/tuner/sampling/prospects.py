@@ -98,7 +98,7 @@ def points_of(space: Space, seed: int | None) -> list[Point]:
 
 def _draw_points(space: Space, generator: np.random.Generator) -> Iterator[Point]:
     while True:
-        yield {name: _at(distribution, float(generator.random())) for name, distribution in space.items()}
+        yield {name: _value_at(distribution, float(generator.random())) for name, distribution in space.items()}
 
 
 def _count(distribution: BaseDistribution) -> float:
@@ -120,7 +120,7 @@ def _value(distribution: BaseDistribution, index: int) -> Any:
     return distribution.low + index * (distribution.step or 0)
 
 
-def _at(distribution: BaseDistribution, share: float) -> Any:
+def _value_at(distribution: BaseDistribution, share: float) -> Any:
     """Return the value at this share, 0 to 1, of a parameter's range."""
     if isinstance(distribution, CategoricalDistribution):
         return _value(distribution, int(share * len(distribution.choices)))

@@ -134,7 +134,7 @@ def hold_finals(
             )
         failures[winner] = confirmed
         del scores[winner]
-    return _without_finals(runner, trials, subject, failures)
+    return _skip_finals(runner, trials, subject, failures)
 
 
 def _scores(
@@ -209,7 +209,7 @@ def interrupted_verdict(trials: Iterable[AnyTrial], default: ConfigT) -> Result[
     return Result(verdict=Verdict(winner=order[0].config, reason=reason, speedup=None), times_us=times, failures={})
 
 
-def _without_finals(
+def _skip_finals(
     runner: Runner[ConfigT],
     trials: Sequence[AnyTrial],
     subject: Subject[ProblemT, ConfigT],

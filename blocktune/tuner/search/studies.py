@@ -40,7 +40,7 @@ def sampler_proposals(
     return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction)
 
 
-def sampled_by_tpe(
+def tpe_proposals(
     study: Study, space: ConfigSpace[ConfigT], order: Sequence[ConfigT], startup: int, seed: int
 ) -> StudyProposals[ConfigT]:
     """Return a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
@@ -127,11 +127,11 @@ def _from_model(assignment: Assignment[ConfigT], study: Study, sampler: BaseSamp
 
 
 def _tpe_from_model(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
-    return sampled_by_tpe(study, assignment.space, assignment.by_usefulness, _startup(assignment), assignment.seed)
+    return tpe_proposals(study, assignment.space, assignment.by_usefulness, _startup(assignment), assignment.seed)
 
 
 def _tpe(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
-    return sampled_by_tpe(study, assignment.space, assignment.random_order, _startup(assignment), assignment.seed)
+    return tpe_proposals(study, assignment.space, assignment.random_order, _startup(assignment), assignment.seed)
 
 
 def _gp(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:

@@ -13,7 +13,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.candidates.contenders import Contenders
-from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders, near_rows
+from blocktune.tuner.candidates.starting_configs import expected_config, find_contenders, near_rows
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile_server.background import PreparingCompiler
 from blocktune.tuner.cost.model import predict_us
@@ -80,7 +80,7 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
         return predict_us(kernel, config, self.shape, self.device, compiled.code)
 
     def expected(self, predicted_us: Mapping[KernelConfig, float]) -> KernelConfig | None:
-        return expected_of_compiled(predicted_us, self.shape, self.device, self.near)
+        return expected_config(predicted_us, self.shape, self.device, self.near)
 
     def launches_alike(self, config: KernelConfig, other: KernelConfig) -> bool:
         """Return whether only the number of stages differs: all else may also decide how the code is launched."""

@@ -89,7 +89,7 @@ def fused_backward_traffic(
         block_n: keys per tile.
         perfect_l2: rows that several blocks of a launch read, or add to, come from memory once.
         own_lse: the launch before also writes the log-sum-exp in a form of its own.
-        parts: in how many parts a group of query heads is walked along; see `_in_parts`.
+        parts: in how many parts a group of query heads is walked along; see `_split_parts`.
     """
     walk = keys_pass(shape, block_m, block_n, perfect_l2=perfect_l2)
     return fused_around(shape, walk, perfect_l2=perfect_l2, own_lse=own_lse, parts=parts)
@@ -101,7 +101,7 @@ def fused_around(shape: AttentionShape, walk: Pass, *, perfect_l2: bool, own_lse
     sums = query_rows(shape) * shape.head_dim * SUM_BYTES
     added = walk.read["q"] // shape.element_bytes * SUM_BYTES
     lse = {"lse": query_rows(shape) * STATISTIC_BYTES} if own_lse else {}
-    walk, *join = _in_parts(shape, walk, parts, perfect_l2)
+    walk, *join = _split_parts(shape, walk, parts, perfect_l2)
     return Passes(
         passes=(
             Pass(name="delta", read={**before.read, **lse}, written={**before.written, **lse, "sums": sums}),
@@ -112,7 +112,7 @@ def fused_around(shape: AttentionShape, walk: Pass, *, perfect_l2: bool, own_lse
     )
 
 
-def laid_by_keys(shape: AttentionShape, found: Passes) -> Passes:
+def with_mask_laid_out(shape: AttentionShape, found: Passes) -> Passes:
     """Return the traffic of a backward whose pass over keys reads the mask as a launch before has laid it out."""
     before, walk, *after = found.passes
     read = {name: count for name, count in walk.read.items() if name != "mask"}
@@ -120,7 +120,7 @@ def laid_by_keys(shape: AttentionShape, found: Passes) -> Passes:
     return Passes(passes=(before, mask_pass(shape), walk, *after))
 
 
-def _in_parts(shape: AttentionShape, walk: Pass, parts: int, perfect_l2: bool) -> tuple[Pass, ...]:
+def _split_parts(shape: AttentionShape, walk: Pass, parts: int, perfect_l2: bool) -> tuple[Pass, ...]:
     """Return the pass over keys by parts of each group, and what adds up the float32 gradients that the parts leave."""
     if parts == 1:
         return (walk,)

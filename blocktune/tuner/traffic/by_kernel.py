@@ -13,7 +13,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.loops import BackwardLoops, DecodeLoops, ForwardLoops, RoundTripLoops, Visits, tile_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.traffic.backward import fused_backward_traffic, laid_by_keys, split_backward_traffic
+from blocktune.tuner.traffic.backward import fused_backward_traffic, split_backward_traffic, with_mask_laid_out
 from blocktune.tuner.traffic.decode import decode_traffic, single_launch_traffic
 from blocktune.tuner.traffic.forward import (
     general_traffic,
@@ -83,7 +83,7 @@ def _backward(loops: BackwardLoops, config: KernelConfig, shape: AttentionShape,
         if loops.visits is Visits.BLOCK_MASK:
             count = partial(fused_sparse_backward_traffic, blocks=random_blocks(shape))
         found = count(shape, *keys, perfect_l2=perfect_l2, own_lse=loops.rewrites_lse, parts=parts)
-        return laid_by_keys(shape, found) if loops.lays_out_masks and mask_elements_bytes(shape) else found
+        return with_mask_laid_out(shape, found) if loops.lays_out_masks and mask_elements_bytes(shape) else found
     queries = tile_of(loops.queries, config)
     if loops.visits is Visits.BLOCK_MASK:
         blocks = random_blocks(shape)

@@ -31,15 +31,15 @@ class Traffic:
 
     def to_json(self) -> dict[str, Any]:
         """Return every tensor's bytes, and their sum."""
-        return self._ending_in("") | {"total_bytes": self.total_bytes}
+        return self._fields_ending_in("") | {"total_bytes": self.total_bytes}
 
     @property
     def read_bytes(self) -> int:
-        return sum(self._ending_in("_read").values())
+        return sum(self._fields_ending_in("_read").values())
 
     @property
     def written_bytes(self) -> int:
-        return sum(self._ending_in("_written").values())
+        return sum(self._fields_ending_in("_written").values())
 
     @property
     def arriving_bytes(self) -> int:
@@ -50,7 +50,7 @@ class Traffic:
     def total_bytes(self) -> int:
         return self.read_bytes + self.written_bytes
 
-    def _ending_in(self, ending: str) -> dict[str, int]:
+    def _fields_ending_in(self, ending: str) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith(ending)}
 
 

@@ -110,7 +110,7 @@ def rematch(winners: Sequence[KernelConfig], default: KernelConfig, runner: Runn
     able = [config for config in dict.fromkeys((default, *winners)) if config not in failures]
     finals = runner.finals(able)
     failures |= {config: failed.error for config, failed in finals.failures.items()}
-    ordered = _by_frequency(winners, finals.samples_us)
+    ordered = _rank_by_frequency(winners, finals.samples_us)
     for config in (default, next(iter(ordered))):
         if config not in finals.samples_us:
             raise NoFeasibleConfigError(
@@ -126,7 +126,7 @@ def rematch(winners: Sequence[KernelConfig], default: KernelConfig, runner: Runn
     )
 
 
-def _by_frequency(winners: Sequence[KernelConfig], samples_us: RoundsByConfig) -> dict[KernelConfig, int]:
+def _rank_by_frequency(winners: Sequence[KernelConfig], samples_us: RoundsByConfig) -> dict[KernelConfig, int]:
     def place(entry: tuple[KernelConfig, int]) -> tuple[int, float]:
         config, count = entry
         return -count, statistics.median(samples_us[config]) if config in samples_us else float("inf")

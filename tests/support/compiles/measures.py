@@ -19,7 +19,7 @@ def launched_specs(kernel: AttentionKernel, config: KernelConfig, shape: Attenti
 def compile_resources(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
 ) -> KernelResources:
-    """Return what `compiler.compile_resources` returns, from memory where it is known."""
+    """Return the resources of a config's main function, from memory where they are known."""
     return KernelResources(**_resources(launched_specs(kernel, config, shape), cc))
 
 

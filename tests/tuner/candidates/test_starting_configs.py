@@ -10,7 +10,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.runtime.store_reader.provenance import Reuse
 from blocktune.runtime.store_reader.sources import JsonConfigs
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
+from blocktune.tuner.candidates.starting_configs import expected_config, find_contenders
 
 pytestmark = pytest.mark.triton_free
 
@@ -66,11 +66,11 @@ def test_of_compiled_configs_the_one_is_taken_that_measurements_of_others_speak_
     shape = complete_shape(1, 128, seq_k=8192, batch=4, heads=64, kv_heads=8)
     expected = find_contenders(shape, H200, kernels_for(shape, H200.limits), ()).expected
     times = dict.fromkeys(expected, 50.0)
-    assert expected_of_compiled(times, shape, H200, ()) in expected
-    slow = expected_of_compiled(times | {expected[0]: 500.0}, shape, H200, ())
+    assert expected_config(times, shape, H200, ()) in expected
+    slow = expected_config(times | {expected[0]: 500.0}, shape, H200, ())
     assert slow in expected[1:]  # the compiled code spills, say
-    assert expected_of_compiled({}, shape, H200, ()) is None
-    assert expected_of_compiled(times, shape, device_named("a100"), ()) is None
+    assert expected_config({}, shape, H200, ()) is None
+    assert expected_config(times, shape, device_named("a100"), ()) is None
 
 
 def shipped(device: DeviceSpec) -> dict[AttentionShape, KernelConfig]:

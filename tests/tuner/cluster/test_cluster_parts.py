@@ -14,7 +14,7 @@ from blocktune.tuner.cluster.received_records import ReceivedRecords
 from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.preparation import RefusedError, prepare, require_exclusion, require_welcome
-from blocktune.tuner.fleet.streamed_store import known_for, pack_records, store_of, unpack_records
+from blocktune.tuner.fleet.streamed_store import pack_records, relevant_records, store_of, unpack_records
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS, TimeShares
 from tests.support.models import landscape
 
@@ -107,7 +107,7 @@ def test_records_arrive_as_they_were() -> None:
 def test_a_worker_s_own_store_begins_with_what_is_known_and_sends_what_is_new(store: ResultStore) -> None:
     store.record(trial())
     store.record(trial(SECOND, imported=True))
-    known = known_for(store, job())
+    known = relevant_records(store, job())
     sent: list[dict[str, Any]] = []
     with store_of(job(known=known), sent.append) as own:
         assert [made.config for made in own.trials(GPU, landscape.SHAPE)] == [FIRST]
@@ -115,7 +115,7 @@ def test_a_worker_s_own_store_begins_with_what_is_known_and_sends_what_is_new(st
         own.with_timeout(1).put_all([trial(SECOND)], ())
     (message,) = sent
     assert unpack_records(message["records"])[0][0].config == SECOND
-    assert known_for(store, dataclasses.replace(job(), device="nvidia x|9.0|1")) == ()
+    assert relevant_records(store, dataclasses.replace(job(), device="nvidia x|9.0|1")) == ()
 
 
 def test_what_a_locked_store_does_not_take_waits(store: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:

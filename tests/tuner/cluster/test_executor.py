@@ -14,7 +14,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
-from blocktune.tuner.fleet.streamed_store import known_for
+from blocktune.tuner.fleet.streamed_store import relevant_records
 from tests.support.ranks.ray_clusters import OBJECT_STORE_BYTES, RayFleet, ray_fleet
 from tests.support.stores.postgres_server import need_server, running_server
 from tools import program
@@ -177,7 +177,7 @@ def test_an_object_store_that_others_fill_keeps_no_job_from_its_known_trials(fle
 
 def known_packed(fleet: RayFleet, job: Job) -> Any:
     with ResultStore.open(fleet.place, read_only=True) as store:
-        return known_for(store, job)
+        return relevant_records(store, job)
 
 
 @pytest.mark.cluster

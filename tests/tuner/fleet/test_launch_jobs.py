@@ -14,7 +14,7 @@ from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.ahead_worker import candidates
 from blocktune.tuner.fleet.job import Job, progress_from, progress_json
-from blocktune.tuner.fleet.streamed_store import known_for
+from blocktune.tuner.fleet.streamed_store import relevant_records
 from blocktune.tuner.fleet.worker import make_job
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchMachine
@@ -52,7 +52,7 @@ def test_a_job_and_its_progress_travel_as_plain_values() -> None:
 def test_only_the_worker_of_a_call_can_make_it(path: Path) -> None:
     assert candidates(job(), 8) == []
     with ResultStore.open(path) as store:
-        assert known_for(store, job()) == ()
+        assert relevant_records(store, job()) == ()
 
 
 def test_a_worker_searches_the_call_and_leaves_out_what_killed_others(

@@ -20,7 +20,7 @@ from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.report import Limit, Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
 from blocktune.tuner.search.strategies import make_proposals
-from blocktune.tuner.search.studies import sampled_by_tpe
+from blocktune.tuner.search.studies import tpe_proposals
 from blocktune.tuner.subject.attention import AttentionSubject, ShapeCompiler
 from tests.support.models import landscape
 
@@ -110,7 +110,7 @@ def test_what_cannot_run_is_told_to_the_sampler_as_pruned() -> None:
 
 def test_the_sampler_never_repeats_itself_and_ends_with_the_space() -> None:
     small = dataclasses.replace(landscape.SPACE, feasible=landscape.SPACE.feasible[:30])
-    proposals = sampled_by_tpe(open_study("small"), small, small.feasible, startup=10, seed=0)
+    proposals = tpe_proposals(open_study("small"), small, small.feasible, startup=10, seed=0)
     proposed = []
     while (config := proposals.propose()) is not None:
         proposed.append(config)

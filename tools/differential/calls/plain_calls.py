@@ -34,7 +34,7 @@ def plain_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
             return default(*tensors)
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
-        seen, bias = _seen_and_bias(mask, case)
+        seen, bias = _visible_and_bias(mask, case)
         if case.kind.causal:
             rows, keys = (torch.arange(tensor.shape[2], device=tensor.device) for tensor in (query, key))
             seen = keys <= rows[:, None]
@@ -44,7 +44,7 @@ def plain_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
     return Calls(ours, None if rounds else theirs, problem, default)  # PyTorch rounds such a mask
 
 
-def _seen_and_bias(mask: Tensor | None, case: Case) -> tuple[Tensor | None, Tensor | None]:
+def _visible_and_bias(mask: Tensor | None, case: Case) -> tuple[Tensor | None, Tensor | None]:
     """Which pairs a mask lets through, and what it adds to their scores."""
     if mask is None or mask.dtype is torch.bool:
         return mask, None
@@ -79,7 +79,7 @@ def transformers_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
         return out
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
-        seen, bias = _seen_and_bias(mask, case)
+        seen, bias = _visible_and_bias(mask, case)
         if mask is None and query.shape[2] > 1 and case.kind.causal:  # from the upper left
             rows, keys = (torch.arange(tensor.shape[2], device=tensor.device) for tensor in (query, key))
             seen = (keys <= rows[:, None]) & (keys > rows[:, None] - (sliding or query.shape[2]))

@@ -13,7 +13,7 @@ LARGE_CAP = 1e3
 def kind_of(record: Mapping[str, Any]) -> str:
     """What a failure is about: how it ended, and what was said; without a message the function, what is unusual about
     the case, and which tensors are wrong."""
-    case, said = record["case"], said_of(record)
+    case, said = record["case"], error_kind(record)
     if record.get("message"):
         return f"{record['verdict']}: {said}"
     return ", ".join(filter(None, (f"{record['verdict']} {case['kind']['entry']}", *unusual(case), said)))
@@ -40,7 +40,7 @@ def unusual(case: Mapping[str, Any]) -> list[str]:
     return [name for name, is_there in present.items() if is_there]
 
 
-def said_of(record: Mapping[str, Any]) -> str:
+def error_kind(record: Mapping[str, Any]) -> str:
     """The message without its numbers, or which tensors were wrong."""
     if record.get("message"):
         return re.sub(r"-?\d+", "N", record["message"].splitlines()[0])[:MESSAGE_CHARACTERS]

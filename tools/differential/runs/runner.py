@@ -193,7 +193,7 @@ def _theirs(
     PyTorch's is not finite. What hidden NaN leave of PyTorch's says nothing of its error."""
     views = inputs.query.tensor, inputs.key.tensor, inputs.value.tensor
     leaves = [view.detach().requires_grad_(grad is not None) for view in views]
-    with computed_in_the_type():
+    with keep_16_bits():
         if calls.theirs is not None:
             with enter_mode(case, leaves[0].device) if case.mode is Mode.AUTOCAST else torch.enable_grad():
                 out = calls.theirs(*leaves)
@@ -215,7 +215,7 @@ def _theirs(
 
 
 @contextmanager
-def computed_in_the_type() -> Iterator[None]:
+def keep_16_bits() -> Iterator[None]:
     """PyTorch's attention by the MATH backend converts 16-bit tensors to float32, unless it is allowed not to."""
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from tools.differential.runs.kinds import said_of
+from tools.differential.runs.kinds import error_kind
 
 Document = dict[str, Any]
 
@@ -52,7 +52,7 @@ def _shorter(document: Document) -> Iterator[Document]:
 def is_alike(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two failures ended in the same way."""
     same = record["verdict"] == other["verdict"]
-    return same and (not record.get("message") or said_of(record) == said_of(other))
+    return same and (not record.get("message") or error_kind(record) == error_kind(other))
 
 
 class Shrinking:

@@ -63,7 +63,7 @@ def read(place: str) -> Iterator[int]:
             time.sleep(0.02)
 
 
-def said_by(client: tuple[int, IO[str]]) -> list[Any]:
+def client_lines(client: tuple[int, IO[str]]) -> list[Any]:
     """Return what a client has said, once it has ended. The last line of a killed one may be torn, and is none."""
     process, file = client
     with file:
@@ -81,7 +81,7 @@ def main(document: Path) -> None:
         print("made", flush=True)
         writers = [fork_work(partial(write_trials, place, trial, number)) for number in range(WRITERS)]
         readers = [fork_work(partial(read, place)) for _ in range(READERS)]
-        said = {"writers": [*map(said_by, writers)], "readers": [*map(said_by, readers)]}
+        said = {"writers": [*map(client_lines, writers)], "readers": [*map(client_lines, readers)]}
         print(json.dumps(said), flush=True)
 
 

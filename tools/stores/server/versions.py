@@ -27,7 +27,7 @@ from tests.support.stores.postgres_server import running_server
 from tests.support.stores.sample_records import sample_trials, winner
 from tools import ROOT
 from tools.stores import Unavailable
-from tools.stores.server.old_client import fork_work, said_by, write_trials
+from tools.stores.server.old_client import client_lines, fork_work, write_trials
 
 OLD_COMMIT = "9ff243b4e87a8e297bfbbe3d41a37dad6ef867b6"
 """The last one of schema 7."""
@@ -82,7 +82,7 @@ def round_of(place: str, old: "subprocess.Popen[str]", dice: random.Random) -> R
     """Return what became of a store that clients of both versions use at once."""
     assert _asked(old, place) == "made"
     time.sleep(dice.uniform(0.2, 1.0))
-    said = [_said_by_killed(place, TODAYS + number, dice) for number in range(KILLED)]
+    said = [_killed_client_lines(place, TODAYS + number, dice) for number in range(KILLED)]
     last = (TODAYS + KILLED, 0)
     with ResultStore.open(place) as store:
         store.record(_numbered(last))
@@ -99,12 +99,12 @@ def round_of(place: str, old: "subprocess.Popen[str]", dice: random.Random) -> R
     return Round(len(acknowledged), len(acknowledged - set(stored)), Counter(endings), wrong)
 
 
-def _said_by_killed(place: str, number: int, dice: random.Random) -> list[Any]:
+def _killed_client_lines(place: str, number: int, dice: random.Random) -> list[Any]:
     """Return what a client of today said before it was killed."""
     process, said = fork_work(partial(write_trials, place, sample_trials(1)[0], number))
     time.sleep(dice.uniform(0.0, 0.8))
     os.kill(process, signal.SIGKILL)
-    return said_by((process, said))
+    return client_lines((process, said))
 
 
 def _numbered(pair: Pair) -> Trial:
