@@ -57,10 +57,10 @@ def test_no_animation_where_stderr_is_no_terminal() -> None:
 
 
 BARS = """
-from blocktune.cli.output.progress_jobs import shown_jobs
+from blocktune.cli.output.progress_jobs import show_jobs
 from tests_events import JOB, SEARCH, Advanced, Failed, Finished, Started
 
-with shown_jobs(2) as progress:
+with show_jobs(2) as progress:
     progress.show(Started(JOB, "GPU 0"))
     progress.show(Advanced(JOB, "GPU 0", SEARCH))
     progress.print("a result")

@@ -7,7 +7,7 @@ from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.compiler import compiled_code, ptxas_logs, resources_of
+from blocktune.tuner.compile.compiler import compile_config, compiled_code, ptxas_logs, resources_of
 from tests.support.compiles.remembered import remembered
 
 
@@ -21,6 +21,14 @@ def compile_resources(
 ) -> KernelResources:
     """Return the resources of a config's main function, from memory where they are known."""
     return KernelResources(**_resources(launched_specs(kernel, config, shape), cc))
+
+
+def fresh_resources(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+) -> KernelResources:
+    """Return the resources that `compile_config` finds now."""
+    with ptxas_logs() as logs:
+        return compile_config(kernel, config, shape, cc, logs)[0]
 
 
 @remembered

@@ -13,7 +13,6 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.tuner.compile import compiler
 from blocktune.tuner.compile.compiler import (
     compile_config,
-    compile_resources,
     compiled_code,
     only_code_that_fits,
     ptxas_logs,
@@ -22,6 +21,7 @@ from blocktune.tuner.compile.compiler import (
     tensor_cores_in,
 )
 from blocktune.tuner.occupancy.calculator import occupancy
+from tests.support.compiles.measures import fresh_resources
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def compiled(fakes: Any, cc: tuple[int, int], **values: int) -> Any:
     config = fakes.config("product", **values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Triton 3.9 warns of options that are left open
-        return compile_resources(fakes.get_kernel("product"), config, fakes.SHAPE, cc)
+        return fresh_resources(fakes.get_kernel("product"), config, fakes.SHAPE, cc)
 
 
 @pytest.mark.few(2)

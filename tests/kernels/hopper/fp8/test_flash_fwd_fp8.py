@@ -22,12 +22,13 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.tuner.candidates.space import SearchSpace
-from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
+from blocktune.tuner.compile.compiler import options_of, source_of
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import main_loops, positions
+from tests.support.compiles.measures import fresh_resources
 from tests.support.machine_code.kernels import machine_code
 from tests.support.triton_modes import TRITON, compiled_here
 
@@ -223,7 +224,7 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(
     """The softmax runs beside the second product, and probabilities stay in their threads (the only exchange is that
     of maxima that are raised)."""
     best = KERNEL.default_config(problem, HOPPER)
-    resources = compile_resources(KERNEL, best, problem, (9, 0))
+    resources = fresh_resources(KERNEL, best, problem, (9, 0))
     assert resources.tensor_cores == "wgmma"
     assert resources.num_warps == KERNEL.total_warps(best)
     assert occupancy(resources, HOPPER).blocks_per_sm == 1
@@ -255,7 +256,7 @@ def test_two_warps_transpose_by_matrices(problem: AttentionShape, moves: int, ca
     """No byte goes alone, and no step of a consumer spills."""
     best = KERNEL.default_config(problem, HOPPER)
     assert best.parameters["turn_values"] == 1
-    assert compile_resources(KERNEL, best, problem, (9, 0)).spill_bytes <= (48 if TRITON < (3, 9) else 192)
+    assert fresh_resources(KERNEL, best, problem, (9, 0)).spill_bytes <= (48 if TRITON < (3, 9) else 192)
     listing = machine_code(KERNEL, best, problem, cache)
     read = sum("LDSM.16.MT88.4" in name for _, name in listing)
     assert read == moves
