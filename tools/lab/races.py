@@ -211,11 +211,11 @@ class Tally:
 
 def row(name: str, count: int, found: Sequence[Record]) -> list[str]:
     """Return the row of a rule for races between this many configs."""
-    tally = Tally()
+    counted = Tally()
     for number, record in enumerate(found):
         for draw in range(DRAWS):
-            tally.hold(RULES[name], record, count, f"{number} {count} {draw}")
-    return [name, str(count), *tally.cells()]
+            counted.hold(RULES[name], record, count, f"{number} {count} {draw}")
+    return [name, str(count), *counted.cells()]
 
 
 def document(found: Sequence[Record]) -> dict[str, object]:

@@ -8,7 +8,7 @@ from blocktune.cli.tune.bench import geometric_mean
 from blocktune.cli.tune.bench_file import software
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.compare.report import PEERS, UNTUNED, fastest_peer, out_of_the_box
 from tools.pages.document_tables import commit_sentence, markdown_table
 from tools.pages.feature_tables import passes_table
@@ -246,5 +246,5 @@ def means(rows: Iterable[BenchRow], rivals: Mapping[str, str] = RIVALS) -> str:
     for name, words in rivals.items():
         ratios = [ratio for row in all_rows if (ratio := row.ratio(name)) is not None]
         if ratios:
-            lines.append(f"{geometric_mean(ratios):.3f} over {words} ({tally(len(ratios), 'shape')})")
+            lines.append(f"{geometric_mean(ratios):.3f} over {words} ({counted(len(ratios), 'shape')})")
     return f"Geometric means of the tuned config's speed: {'; '.join(lines) or 'none'}."

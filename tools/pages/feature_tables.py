@@ -6,7 +6,7 @@ from typing import Any
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.compare.report import PEERS, TUNED, out_of_the_box
 from tools.pages.document_tables import markdown_table
 
@@ -87,7 +87,7 @@ def passes_table(document: Mapping[str, Any]) -> str:
         f"Two passes (`{TWO_PASSES}`) against one kernel that adds up dq (`{ONE_KERNEL}`), the best stored config of "
         "each, "
         f"TFLOP/s:\n\n{table}\n\nGeometric mean of one kernel's speed over two passes: {geometric_mean(ratios):.3f} "
-        f"({tally(len(ratios), 'shape')})."
+        f"({counted(len(ratios), 'shape')})."
     )
 
 
@@ -163,7 +163,7 @@ def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     words = []
     for name, rivals in RIVALS.items():
         ratios = [ratio for row in rows if (ratio := _over(rivals, row)) is not None]
-        words += [f"{geometric_mean(ratios):.3f} over {name} ({tally(len(ratios), 'shape')})"] if ratios else []
+        words += [f"{geometric_mean(ratios):.3f} over {name} ({counted(len(ratios), 'shape')})"] if ratios else []
     return f"Geometric means of the tuned config's speed: {'; '.join(words) or 'none'}."
 
 

@@ -47,7 +47,7 @@ def with_support(page: str, folder: Path) -> str:
 
 def support_matrix(folder: Path) -> str:
     """Return one row for each kind of call: who computes it on which GPU, and up to which head_dim."""
-    seen = set(_measured_kinds(folder))
+    seen = set(_measured(folder))
     rows = [[name, *(_cell(name, gpus, seen) for gpus in GPUS.values())] for name in CALLS]
     return markdown_table(("call", *GPUS), rows, words=range(len(GPUS) + 1))
 
@@ -68,7 +68,7 @@ def _shape(name: str, head_dim: int) -> AttentionShape:
     return AttentionShape.from_json(plain | CALLS[name])
 
 
-def _measured_kinds(folder: Path) -> Iterator[tuple[str, str, str, str]]:
+def _measured(folder: Path) -> Iterator[tuple[str, str, str, str]]:
     """Yield device and kind of everything that was measured: shipped winners and the rows of benches."""
     for path in (place_of("h200.json", folder), place_of("h100.json", folder), *sorted(folder.glob("*.bench.json"))):
         document = read_json(path)

@@ -10,7 +10,7 @@ from blocktune.cli.explain.findings import Level
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.kernels.values.errors import StoreError, UsageError, VerificationError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 
 def doctor(
@@ -71,7 +71,7 @@ def _recover(db: str | None, as_json: bool) -> None:
     elif found is None:
         note("The database is sound; nothing was changed.")
     else:
-        rows = f"{tally(found.bests, 'winner')} and {tally(found.trials, 'trial')}"
+        rows = f"{counted(found.bests, 'winner')} and {counted(found.trials, 'trial')}"
         note(f"saved {rows} in {found.place}; {found.losses}")
         note(f"the damaged database is {found.kept}")
 
@@ -83,7 +83,7 @@ def _restore(db: str | None, as_json: bool) -> None:
     if as_json:
         print_json(asdict(found))
         return
-    note(f"restored {tally(found.rows, 'row')} from {found.backup}, and {found.newer} that came later")
+    note(f"restored {counted(found.rows, 'row')} from {found.backup}, and {found.newer} that came later")
     if found.kept:
         note(f"what was there before is {found.kept}")
 

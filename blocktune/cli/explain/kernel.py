@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.output.render import microseconds, print_json, print_table, say
 from blocktune.cli.shared.kernel_arguments import importable_from_here, parameter
 from blocktune.cli.shared.kernels import print_trials, require_kernels
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.runtime.autotuned.config import Plain
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def show_configs(
         ]
         print_json({"kernel": name, "cc": limits.name, "configs": rows})
         return
-    title = f"{name}, compute capability {limits.name}: {tally(len(found), 'config')} of its list"
+    title = f"{name}, compute capability {limits.name}: {counted(len(found), 'config')} of its list"
     print_table(CONFIG_COLUMNS, list(_config_rows(found)), title=title)
 
 

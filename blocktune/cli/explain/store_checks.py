@@ -12,7 +12,7 @@ from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.ownership import doubts
 from blocktune.kernels.files.variables import TRUST_OWNER
 from blocktune.kernels.values.errors import StoreError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.health import StoreHealth
@@ -43,7 +43,7 @@ def _results_file(path: Path) -> DoctorFinding:
         rows = rows_in_file(path)
     except StoreError as error:
         return _unusable("results file", str(path), error)
-    return DoctorFinding(name="results file", value=f"{path} ({tally(len(rows), 'winner')}, for the dispatcher only)")
+    return DoctorFinding(name="results file", value=f"{path} ({counted(len(rows), 'winner')}, for the dispatcher only)")
 
 
 def store_findings(db: str | None) -> Iterator[DoctorFinding]:
@@ -92,7 +92,7 @@ def _correct_bits(target: "StoreTarget") -> Iterator[DoctorFinding]:
     if found:
         yield DoctorFinding(
             name="database corrected",
-            value=f"{tally(len(found), 'value')}: {', '.join(map(str, found[:5]))}",
+            value=f"{counted(len(found), 'value')}: {', '.join(map(str, found[:5]))}",
             level=Level.WARNING,
             meaning="A bit had changed since it was written; the checksums of the rows tell which one.",
             fix="Check the disk and the memory of this machine. The backup next to the database has it as it was.",
@@ -111,7 +111,7 @@ def _unusable(name: str, value: str, error: Exception) -> DoctorFinding:
 
 def _health_findings(health: "StoreHealth") -> Iterator[DoctorFinding]:
     """Yield what is in the database, and what is wrong with its file."""
-    rows = f"{tally(health.rows['trial'], 'trial')}, {tally(health.rows['best'], 'winner')}"
+    rows = f"{counted(health.rows['trial'], 'trial')}, {counted(health.rows['best'], 'winner')}"
     state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
     yield DoctorFinding(name="database", value=f"{health.place} ({state})")
     if not health.sound:
@@ -146,14 +146,14 @@ def _waiting(target: "StoreTarget") -> Iterator[DoctorFinding]:
     except StoreError as error:
         yield DoctorFinding(
             name="measurements that wait",
-            value=tally(len(left_files(target)), "file"),
+            value=counted(len(left_files(target)), "file"),
             level=Level.WARNING,
             meaning=f"Searches measured what the database did not take. {error}",
             fix="Nothing of it is lost: `tune doctor` stores it when the database answers.",
         )
         return
     if not left.is_empty:
-        rows = f"{tally(len(left.trials), 'trial')} and {tally(len(left.bests), 'winner')}"
+        rows = f"{counted(len(left.trials), 'trial')} and {counted(len(left.bests), 'winner')}"
         value = f"{rows} of ended searches are stored now"
         torn = f"; {left.unreadable} torn lines were left out" if left.unreadable else ""
         yield DoctorFinding(name="measurements that waited", value=f"{value}{torn}")
@@ -194,7 +194,7 @@ def _clock(bests: "Sequence[Best]") -> Iterator[DoctorFinding]:
     if ahead:
         yield DoctorFinding(
             name="clock",
-            value=f"{tally(ahead, 'winner')} dated in the future",
+            value=f"{counted(ahead, 'winner')} dated in the future",
             level=Level.WARNING,
             meaning="A clock was wrong when they were measured, or is wrong now; no import takes them.",
             fix="Correct the clock; `tune verify --all` measures and dates them again.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.output.render import microseconds, millijoules
 from blocktune.db.records.records import problem_json
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import AnyBest, Best
@@ -139,5 +139,5 @@ def provenance(best: "AnyBest") -> str:
     versions = f"triton {environment.triton}, ptxas {environment.ptxas}, torch {environment.torch}"
     driver = f", driver {environment.driver}" if environment.driver else ""
     return (
-        f"{best.device.name}, {best.created_at:%Y-%m-%d %H:%M} UTC, {tally(best.trials, 'trial')}, {versions}{driver}"
+        f"{best.device.name}, {best.created_at:%Y-%m-%d %H:%M} UTC, {counted(best.trials, 'trial')}, {versions}{driver}"
     )

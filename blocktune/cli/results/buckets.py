@@ -9,7 +9,7 @@ from blocktune.cli.output.render import note, percent, print_json, print_table
 from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def buckets(
     print_table(COLUMNS, [_row(bucket) for bucket in found])
     sums, members = _summary(found, apply), sum(len(bucket.members) for bucket in found)
     note(
-        f"{tally(members, 'winner')} in {tally(len(found), 'bucket')}; configs: {sums['configs_before']} before, "
+        f"{counted(members, 'winner')} in {counted(len(found), 'bucket')}; configs: {sums['configs_before']} before, "
         f"{sums['configs_after']} after; the largest loss kept is {percent(sums['largest_loss'])}"
     )
     if len(bests) > members:
-        note(f"left out, since not measured with the present kernels: {tally(len(bests) - members, 'winner')}")
+        note(f"left out, since not measured with the present kernels: {counted(len(bests) - members, 'winner')}")
     if not apply:
         note("nothing was changed; `tune buckets --apply` does it")
 

@@ -12,7 +12,7 @@ from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
 from blocktune.db.records.records import of_attention
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.runtime.store_reader.export_file import is_launch_problem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, as_
     """
     autotuned = sum(is_launch_problem(best["shape"]) for best in document["bests"])
     if autotuned and format_ is not ExportFormat.TRITON:
-        _say_left_out(tally(autotuned, "winner"), format_)
+        _say_left_out(counted(autotuned, "winner"), format_)
     files = exported_files(document, format_)
     write_files(files, place, in_folder=format_ is ExportFormat.VLLM, as_json=as_json)
 
@@ -46,7 +46,7 @@ def write_trials(trials: "Sequence[AnyTrial]", format_: ExportFormat, place: str
         return
     attention = of_attention(trials)
     if len(attention) < len(trials):
-        _say_left_out(tally(len(trials) - len(attention), "trial"), format_)
+        _say_left_out(counted(len(trials) - len(attention), "trial"), format_)
     if format_ in (ExportFormat.CSV, ExportFormat.PARQUET):
         write_table(attention, format_, place, as_json=as_json)
     else:

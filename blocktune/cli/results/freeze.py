@@ -12,7 +12,7 @@ from blocktune.cli.shared.options import AsJson, Database, OneDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.files.file_path import short_stem
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def freeze(
         print_json({"files": written})
         return
     for made in written:
-        note(f"froze {tally(made['bests'], 'winner')} of {made['device']} in {made['file']} ({made['bytes']:,} bytes)")
+        note(
+            f"froze {counted(made['bests'], 'winner')} of {made['device']} in {made['file']} ({made['bytes']:,} bytes)"
+        )
         say(f"{made['sha256']}  {made['file']}")
 
 
@@ -93,7 +95,7 @@ def _verify(path: Path, key: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "key": str(key), "bests": len(rows)})
     else:
-        note(f"{path} holds {tally(len(rows), 'winner')}, as the owner of {key} signed them")
+        note(f"{path} holds {counted(len(rows), 'winner')}, as the owner of {key} signed them")
 
 
 def _winners(store: "ResultStore") -> "dict[str, list[AnyBest]]":

@@ -7,7 +7,7 @@ import typer
 from blocktune.cli.output.render import print_json, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.tables.cleaning import CleanCounts, Rules
@@ -49,10 +49,10 @@ def present_rules() -> "Rules":
 
 def _show(counts: "CleanCounts", applied: bool) -> None:
     word = "dropped" if applied else "would drop"
-    say(f"{word} {tally(counts.dead_kernel, 'trial')} of kernels whose source has changed")
-    say(f"{word} {tally(counts.old_protocol, 'trial')} by an older measuring protocol")
+    say(f"{word} {counted(counts.dead_kernel, 'trial')} of kernels whose source has changed")
+    say(f"{word} {counted(counts.old_protocol, 'trial')} by an older measuring protocol")
     say(f"{word} {counts.unreferenced:,} devices, shapes, configs, kernels and environments of these alone")
-    say(f"kept {tally(counts.trials, 'trial')} and {tally(counts.bests, 'winner')}")
+    say(f"kept {counted(counts.trials, 'trial')} and {counted(counts.bests, 'winner')}")
     if applied and counts.bytes_before:
         say(f"the file has {counts.bytes_after / 1e6:.1f} MB, before {counts.bytes_before / 1e6:.1f} MB")
     elif not applied:

@@ -11,7 +11,7 @@ from blocktune.cli.output.winners import speedup, winner_json
 from blocktune.cli.shared.kernels import print_trials, stored_kernels, trials_json
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -117,4 +117,4 @@ def _freeze(path: Path, device: "DeviceSpec", bests: "list[KernelBest]", *, as_j
     if as_json:
         print_json({"file": str(path), "kernels": len(bests)})
     else:
-        note(f"froze {tally(len(bests), 'winner')} of {device.name} in {path}")
+        note(f"froze {counted(len(bests), 'winner')} of {device.name} in {path}")

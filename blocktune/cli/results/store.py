@@ -17,7 +17,7 @@ from blocktune.cli.shared.stores import existing_store
 from blocktune.db.exchange.foreign_formats import OF_TRIALS, ExportFormat
 from blocktune.db.records.records import problem_label
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def export(
     if as_json:
         print_json(counts)
     else:
-        note(f"wrote {tally(counts['bests'], 'winner')} and {tally(counts['trials'], 'trial')} to {file}")
+        note(f"wrote {counted(counts['bests'], 'winner')} and {counted(counts['trials'], 'trial')} to {file}")
 
 
 def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
@@ -165,7 +165,7 @@ def take_in(sources: "Sequence[Results]", *, trust: bool, db: str | None, as_jso
 
     autotuned = sum(len(source.bests) - len(of_attention(source.bests)) for source in sources)
     if autotuned and not trust:
-        note(f"left out {tally(autotuned, 'winner')} of autotuned kernels: --trust takes them")
+        note(f"left out {counted(autotuned, 'winner')} of autotuned kernels: --trust takes them")
     with ResultStore.open(db) as store:
         store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
@@ -173,7 +173,7 @@ def take_in(sources: "Sequence[Results]", *, trust: bool, db: str | None, as_jso
         print_json(asdict(counts))
         return
     note(
-        f"stored {tally(counts.bests, 'winner')} and {tally(counts.trials, 'trial')}; "
-        f"left out {tally(counts.bests_kept, 'winner')} that lost to others "
-        f"and {tally(counts.trials_kept, 'trial')} not newer"
+        f"stored {counted(counts.bests, 'winner')} and {counted(counts.trials, 'trial')}; "
+        f"left out {counted(counts.bests_kept, 'winner')} that lost to others "
+        f"and {counted(counts.trials_kept, 'trial')} not newer"
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note, print_json
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.document import Document
@@ -33,7 +33,7 @@ def write_stored_studies(trials: "Sequence[AnyTrial]", place: str, *, as_json: b
         print_json({"url": url, "studies": written})
     else:
         shapes = "one study" if len(written) == 1 else f"{len(written)} studies"
-        note(f"wrote {tally(sum(written.values()), 'trial')} in {shapes} to {url}; see optuna-dashboard {url}")
+        note(f"wrote {counted(sum(written.values()), 'trial')} in {shapes} to {url}; see optuna-dashboard {url}")
 
 
 def read_studies(url: str) -> "list[Document]":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from blocktune.cli.output.render import note, print_content, print_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Trial
@@ -38,4 +38,4 @@ def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *,
     if as_json:
         print_json({"file": place, "trials": len(rows)})
     else:
-        note(f"wrote {tally(len(rows), 'trial')} to {place}")
+        note(f"wrote {counted(len(rows), 'trial')} to {place}")

@@ -13,7 +13,7 @@ from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def verify(
     environment = measuring_environment(device, GpuMonitor(device.uuid))
     with existing_store(db, writes=True) as store:
         due = _due(store.bests(device), environment, every, unknown_speedup) if store else []
-        note(f"{tally(len(due), 'winner')} of {device.name} to verify")
+        note(f"{counted(len(due), 'winner')} of {device.name} to verify")
         done = _show_each(_verifications(due, device, environment, store), as_json) if store and due else []
     _conclude(done, len(due), as_json)
 
@@ -116,7 +116,7 @@ def _conclude(done: "Sequence[Verification]", due: int, as_json: bool) -> None:
     missing = due - sum(each.verified for each in done)
     if missing:
         raise NoFeasibleConfigError(
-            f"{missing} of {tally(due, 'winner')} could not be verified, for the reasons above. The store keeps "
+            f"{missing} of {counted(due, 'winner')} could not be verified, for the reasons above. The store keeps "
             "what it has of them; run the command again when those are gone."
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.output.render import note
 from blocktune.cli.tune.run_many import jobs_of, share
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.cli.tune.target import Target
@@ -80,7 +80,7 @@ def run_on_cluster(
     search = search | {"budget": replace(budget, seconds=None)}  # the time is the run's, and shared out
     with connect_cluster(choice.address):
         kinds = _kinds(choice.device)
-        note(f"{tally(len(shapes), 'shape')} on {' and '.join(f'{count} {kind}' for kind, count in kinds.items())}")
+        note(f"{counted(len(shapes), 'shape')} on {' and '.join(f'{count} {kind}' for kind, count in kinds.items())}")
         jobs = [
             job for kind in kinds for job in jobs_of(shapes, db, search, kind, limits_for(parse_cc(kind.split("|")[1])))
         ]

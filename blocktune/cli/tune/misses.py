@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
@@ -38,5 +38,5 @@ def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape
             place = StoreTarget.of(db).path
             own.append(store if place is None else SqliteConfigs(place))
         shapes = tuple(work_of(device, LayeredConfigs((*own, JsonConfigs())), read_misses(path)))
-    note(f"{tally(len(shapes), 'shape')} to tune, missed on {device.name} according to {path}")
+    note(f"{counted(len(shapes), 'shape')} to tune, missed on {device.name} according to {path}")
     return shapes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from blocktune.cli.output.render import counts, percent, print_table, say
 from blocktune.cli.output.winners import COLUMNS, origin_text, winner_rows
 from blocktune.db.records.records import problem_label
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.search.report import Budget, effective_budget
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SHOWN_RULES = 3
 def wait_text(budget: Budget, *, present: bool, exhaustive: bool) -> str:
     """Return how much will be tried and how long that takes at most, for a line before the wait."""
     bounds = effective_budget(budget, present=present, exhaustive=exhaustive)
-    parts = ["every config" if bounds.trials is None else f"up to {tally(bounds.trials, 'config')}"]
+    parts = ["every config" if bounds.trials is None else f"up to {counted(bounds.trials, 'config')}"]
     if bounds.seconds is not None:
         parts.append(f"for at most {bounds.seconds:g} s once the first is {'measured' if present else 'compiled'}")
     elif bounds.trials is None:
@@ -41,7 +41,7 @@ def show_report(report: "TuningReport", place: str) -> None:
     if report.occupancy is not None:
         lines.append(occupancy_text(best.config, report.occupancy))
     lines.append(
-        f"{tally(report.feasible, 'config')} can run; tried: {counts(report.outcomes)} "
+        f"{counted(report.feasible, 'config')} can run; tried: {counts(report.outcomes)} "
         f"({report.resumed} of earlier runs)"
     )
     lines += [_ENDS[report.ended_by]] if report.ended_by else []
@@ -80,7 +80,7 @@ def _dropped_lines(dropped: Mapping[str, int]) -> list[str]:
     lines = [f"{count:,} invalid: {rule}" for rule, count in order[:SHOWN_RULES]]
     others = [count for _, count in order[SHOWN_RULES:]]
     if others:
-        lines.append(f"{sum(others):,} invalid by {tally(len(others), 'other rule')} (--json names each)")
+        lines.append(f"{sum(others):,} invalid by {counted(len(others), 'other rule')} (--json names each)")
     return lines
 
 

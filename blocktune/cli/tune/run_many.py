@@ -10,7 +10,7 @@ from blocktune.cli.output.progress_jobs import JobsProgress, show_jobs
 from blocktune.cli.output.render import counts, microseconds, note, print_json, say
 from blocktune.cli.output.winners import speedup_text
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import is_present
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _share(
     """Tune all shapes by one worker process per GPU."""
     from blocktune.tuner.fleet.local_executor import LocalExecutor
 
-    note(f"{tally(len(shapes), 'shape')} on {tally(len(devices), 'GPU')}")
+    note(f"{counted(len(shapes), 'shape')} on {counted(len(devices), 'GPU')}")
     device = search["device"]
     return share(LocalExecutor(devices), jobs_of(shapes, db, search, device.key, device.limits), db, as_json)
 

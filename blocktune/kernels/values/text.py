@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from html import escape
 
 
-def tally(count: int, noun: str, nouns: str = "") -> str:
+def counted(count: int, noun: str, nouns: str = "") -> str:
     """Return a count of things: `1 winner`, `1,200 winners`; `nouns` is the plural where that takes more than an s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from blocktune.kernels.files.variables import SUMMARY
 from blocktune.kernels.values.errors import StoreError, UsageError
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.kernel import TunedKernel, kernels
 from blocktune.runtime.autotuned.launches import append_launches, launches_path, read_launches
@@ -31,9 +31,9 @@ def summary() -> str:
     known = [choice for kernel in launched for choice in kernel.choices.values() if not choice.tuned and choice.time_us]
     seconds = sum(kernel.seconds for kernel in launched)
     others = sum(any(_differs(kernel, choice) for choice in kernel.choices.values()) for kernel in launched)
-    autotuned = tally(len(launched), "autotuned kernel")
-    kinds = tally(misses, "new kind of calls", "new kinds of calls")
-    other = tally(others, "kernel")
+    autotuned = counted(len(launched), "autotuned kernel")
+    kinds = counted(misses, "new kind of calls", "new kinds of calls")
+    other = counted(others, "kernel")
     lines.append(
         f"blocktune: {autotuned}, {_launches(sum(kernel.calls for kernel in launched))}, {kinds} in {seconds:.1f} s, "
         f"{len(known)} of them known before{_spared(launched)}; {other} with another winner than the first config of "
@@ -75,17 +75,17 @@ def _line(kernel: TunedKernel) -> str:
     others = sum(_differs(kernel, choice) for choice in choices)
     words = [
         _launches(kernel.calls),
-        tally(len(choices), "kind of calls", "kinds of calls"),
+        counted(len(choices), "kind of calls", "kinds of calls"),
         f"{sum(choice.tuned for choice in choices)} tuned here in {kernel.seconds:.1f} s",
         f"{others} not with the list's first config",
     ]
     if dropped:
-        words.append(f"{tally(dropped, 'config')} dropped or failed")
+        words.append(f"{counted(dropped, 'config')} dropped or failed")
     return f"{kernel.name}: {', '.join(words)}{_gain(choices)}"
 
 
 def _launches(count: int) -> str:
-    return tally(count, "launch", "launches")
+    return counted(count, "launch", "launches")
 
 
 def _failures(kernel: TunedKernel) -> Iterator[str]:

@@ -20,7 +20,7 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.bindings import bound_value
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.kernels.values.text import html_table, tally
+from blocktune.kernels.values.text import counted, html_table
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
 from blocktune.tuner.cost.roofline import (
@@ -138,7 +138,7 @@ class Analysis:
         if self.breakdown is not None and self.is_explained:
             rows["bound by"] = terms_of(self.shape)[self.breakdown.binding]
         limits = " and ".join(str(name).replace("_", " ") for name in self.occupied.binding)
-        rows["occupancy"] = f"{tally(self.occupied.blocks_per_sm, 'block')}/SM, limited by {limits}"
+        rows["occupancy"] = f"{counted(self.occupied.blocks_per_sm, 'block')}/SM, limited by {limits}"
         table = html_table(f"{self.shape.label} on {self.device.name}", rows)
         return f"<div>{table}{bound_value('pictures_of')(self)}</div>"
 

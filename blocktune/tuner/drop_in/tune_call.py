@@ -21,7 +21,7 @@ from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
-from blocktune.tuner.measure.locked_runner import lock_runner
+from blocktune.tuner.measure.locked_runner import locked
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.offline.specialization import is_importable, specialization_of
 from blocktune.tuner.subject.launch import LaunchSubject
@@ -74,7 +74,7 @@ def _raced(
     compiled |= compiles(subject, missing, tools.ahead)
 
     def open_runner() -> AbstractContextManager[LaunchRunner]:
-        return lock_runner(tools.runner(subject.call), subject.device, lambda message: logger.info("%s", message))
+        return locked(tools.runner(subject.call), subject.device, lambda message: logger.info("%s", message))
 
     standing = race.run(compiled, open_runner, monitor.sample)
     if standing is None:

@@ -27,14 +27,12 @@ def gpu_runner(
         on_wait: called with a message before it has to wait for the GPU.
         terms: on which the shape is measured.
     """
-    with lock_runner(
-        GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms), device, on_wait
-    ) as runner:
+    with locked(GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms), device, on_wait) as runner:
         yield runner
 
 
 @contextlib.contextmanager
-def lock_runner(runner: AnyRunner, device: DeviceSpec, on_wait: Callable[[str], None]) -> Iterator[AnyRunner]:
+def locked(runner: AnyRunner, device: DeviceSpec, on_wait: Callable[[str], None]) -> Iterator[AnyRunner]:
     """Yield a runner on a GPU that is locked meanwhile, and close it."""
     with gpu_lock(device.uuid, on_wait):
         try:

@@ -12,7 +12,7 @@ from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Best, ConfigT, Objective, Outcome, ProblemT, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
-from blocktune.kernels.values.text import tally
+from blocktune.kernels.values.text import counted
 from blocktune.runtime.selection.correction import measured_elsewhere
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile_server.farm import CompileFarm, default_workers
@@ -216,7 +216,7 @@ class Run(Generic[ProblemT, ConfigT]):
         other = measured_elsewhere(subject.device.key)
         measured = f"what was measured {f'on another device, {other}' if other else 'for other shapes'}"
         by = "the model" if expected is None else f"the model and {measured}"
-        reason = f"the fastest of {tally(len(predicted), 'candidate')}, predicted by {by}; no GPU, so not measured"
+        reason = f"the fastest of {counted(len(predicted), 'candidate')}, predicted by {by}; no GPU, so not measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
     def _best(

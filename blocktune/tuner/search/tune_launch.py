@@ -17,7 +17,7 @@ from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
-from blocktune.tuner.measure.locked_runner import lock_runner
+from blocktune.tuner.measure.locked_runner import locked
 from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.history import Knowledge
@@ -104,7 +104,7 @@ def _launch_runner(
     if brings_its_own_bench(subject.call):
         logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", subject.call.name)
     runner = machine.runner(subject.call, anchor=anchor, monitor=monitor, terms=options.terms)
-    with lock_runner(runner, subject.device, on_wait):
+    with locked(runner, subject.device, on_wait):
         yield runner
 
 

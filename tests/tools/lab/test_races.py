@@ -15,10 +15,10 @@ RECORD = Record({config: [100.0 - index, 100.1 - index] for index, config in enu
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_finds_a_config_that_is_clearly_the_fastest(name: str) -> None:
-    tally = Tally()
-    tally.hold(RULES[name], RECORD, LISTS[0], "seed")
-    assert tally.regrets == [0.0, 0.0]
-    assert tally.cells()[3] == "100.0 %"
+    counted = Tally()
+    counted.hold(RULES[name], RECORD, LISTS[0], "seed")
+    assert counted.regrets == [0.0, 0.0]
+    assert counted.cells()[3] == "100.0 %"
 
 
 def test_a_rule_that_keeps_the_first_has_its_regret() -> None:
@@ -26,7 +26,7 @@ def test_a_rule_that_keeps_the_first_has_its_regret() -> None:
         rounds(entered[:2], 5)
         return entered[0]
 
-    tally = Tally()
-    tally.hold(first, RECORD, LISTS[0], "seed")
-    assert tally.regrets == pytest.approx([7 / 93.05] * 2, rel=1e-3)
-    assert tally.launches == 20
+    counted = Tally()
+    counted.hold(first, RECORD, LISTS[0], "seed")
+    assert counted.regrets == pytest.approx([7 / 93.05] * 2, rel=1e-3)
+    assert counted.launches == 20
