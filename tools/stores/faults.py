@@ -61,7 +61,7 @@ class Case:
     """
 
     name: str
-    try_part: int
+    tried: int
     lost: int
     wrong: int
     seconds: float
