@@ -1,4 +1,4 @@
-"""What a race among candidates saves and loses, by the rounds that sweeps recorded."""
+"""Savings and losses in a race among candidates, by the rounds that sweeps recorded."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
