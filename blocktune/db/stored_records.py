@@ -119,7 +119,7 @@ class StoredRecords(ConnectedStore):
     def configs_near(
         self, device: DeviceSpec, shapes: Sequence[AttentionShape], distance: Distance, limit: int
     ) -> list[TunedConfig]:
-        """Return of `configs` what is near one of several shapes of one kind.
+        """Return the `configs` that are near one of several shapes, which are of one kind.
 
         Args:
             device: of interest.

@@ -29,7 +29,7 @@ _FLAGS = {field.name: field for field in fields(ShapeFlags)}
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The flags of every shape, the last name of the grid changing fastest; none where a command has its shapes from
+    """Flags per shape, the last name in the grid changing fastest; none where a command has its shapes from
     elsewhere. many: whether --grid was given. text: of --grid, where it holds the sizes of an autotuned kernel."""
 
     flags: tuple[ShapeFlags, ...]

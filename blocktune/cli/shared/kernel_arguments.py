@@ -1,4 +1,4 @@
-"""Arguments of a kernel from a function of the user's, for each size of a grid: `--args module:make --grid "M=1,2"`."""
+"""Makes a kernel's arguments by the user's function, for each size in a grid: `--args module:make --grid "M=1,2"`."""
 
 import contextlib
 import itertools

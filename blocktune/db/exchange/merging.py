@@ -13,7 +13,7 @@ from blocktune.runtime.autotuned.config import KernelProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Winners and trials of all kernels on any number of devices."""
+    """Winners and trials from any number of devices, all kernels included."""
 
     bests: tuple[AnyBest, ...] = ()
     trials: tuple[AnyTrial, ...] = ()
@@ -21,8 +21,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportCounts:
-    """Counts of the records that an import or a merge stored, and of those it left out because the store held better
-    ones."""
+    """How many records an import or a merge stored, and how many it left out because the store held better ones."""
 
     bests: int
     bests_kept: int
@@ -78,7 +77,7 @@ def _over_default(best: AnyBest) -> float:
 
 
 def merge_into(writer: BulkWriter, stored: Iterable[AnyBest], sources: Sequence[Results]) -> ImportCounts:
-    """Write the trials of all sources, and of every shape the winner of all, those that are stored included.
+    """Write all sources' trials, and for every shape the best winner, stored ones included.
 
     Args:
         writer: of the store, in one transaction.

@@ -20,7 +20,7 @@ _RELAXED = 2
 
 
 def run_on_side_thread(task: Callable[[], Result], device: Any) -> Result:
-    """Return the result of a task that runs on a thread of its own, on the default stream of a CUDA device.
+    """Return the result of a task that runs on its own thread, on a CUDA device's default stream.
 
     The work that it has enqueued there is done when this returns. A capture in the calling thread stays valid: the
     task may load kernels, allocate and wait.

@@ -101,7 +101,7 @@ _COLUMNS: dict[type[Any], tuple[Column, ...]] = {}
 
 
 def columns_of(record_type: type[Any]) -> tuple[Column, ...]:
-    """Return the measured values of a record in the order of its fields, which is that of the table's columns."""
+    """Return a record's measured values in the order of its fields, which the table's columns have, too."""
     if record_type not in _COLUMNS:  # thousands of rows share a few types
         _COLUMNS[record_type] = tuple(_columns(record_type))
     return _COLUMNS[record_type]

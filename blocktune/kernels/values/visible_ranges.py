@@ -103,7 +103,7 @@ def _spans(owned: int, owner: int, walked: int, tile: int, diagonal: int, reach:
 
 
 def _whole_tiles(low: int, high: int, block: int, length: int) -> range:
-    """Return the rows of the tiles from that of row `low` to that of row `high - 1`, inside the sequence. Where low is
+    """Return the rows in the tiles from row `low`'s to row `high - 1`'s, inside the sequence. Where low is
     beyond the end, but in the last tile, the kernels still load that tile."""
     first, stop = max(low, 0) // block, -(-max(0, min(high, length)) // block)
     return range(first * block, max(first * block, min(stop * block, length)))

@@ -114,5 +114,5 @@ def _size_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
 
 
 def is_short_cache(query: Tensor, key: Tensor) -> bool:
-    """Return whether the keys are those of a cache of 8 bits, under queries of more."""
+    """Return whether the keys are an 8-bit cache's, under wider queries."""
     return key.dtype in CACHE_TYPES and key.dtype != query.dtype

@@ -191,7 +191,7 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ri
 def _add_gradients(
     step: RankStep, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: RankRing, sums: list[GradientSums]
 ) -> None:
-    """Add what the blocks of a step find to the gradients of the queries and of the keys and values that arrived."""
+    """Add a step's gradients to those of the queries and of the keys and values that arrived."""
     keys, values = arrived
     for block in step.blocks:
         queries, seen = slice(*block.queries), slice(*block.keys)

@@ -55,7 +55,7 @@ class Handle:
 
 
 def replace_ops(key: str = "CUDA", *, late: LateServer | None = None) -> Handle:
-    """Replace the kernels of one dispatch key by those of a server, by default of this process's dispatcher."""
+    """Replace the kernels under one dispatch key by a server's, by default this process's dispatcher."""
     libraries = {namespace: Library(namespace, "IMPL", key) for namespace in (ATEN, VARLEN)}
     late = late or LateServer()
     defined = [op for op in OPS if op.is_defined]

@@ -177,7 +177,7 @@ def _sample(
 
 
 def _log_sum_exp(scores: Tensor) -> Tensor:
-    """Return the log-sum-exp of rows as the kernels leave it, also of those that finite numbers of a mask hide."""
+    """Return the rows' log-sum-exp as the kernels leave it, also where a mask hides rows by finite numbers."""
     lse = scores.logsumexp(-1)
     keys = (scores - lse.masked_fill(lse.isneginf(), 0.0)[:, None]).exp().sum(-1)
     return torch.where((lse < -1e37) & ~lse.isneginf(), ((keys.log2() + 1) / 4096 - 2) * 2.0**127, lse)

@@ -74,7 +74,7 @@ def _attend_piece(shape: AttentionShape, q: Any, k: Any, v: Any, first_row: int)
 
 
 def _scores(shape: AttentionShape, q: Any, k: Any, first_row: int, first_key: int) -> Any:
-    """Return the scores of a piece of queries and one of keys, -inf where the mask hides a key."""
+    """Return the scores between two pieces, of queries and keys, -inf where the mask hides a key."""
     scores = (q.float() * softmax_scale(shape)) @ k.float().transpose(-1, -2)
     if shape.causal is not Causal.NONE:
         rows = torch.arange(first_row, first_row + q.shape[2], device=q.device)[:, None] + shape.causal_offset

@@ -1,4 +1,4 @@
-"""The report of a comparison of one shape: who took part, who did not and why, and the times."""
+"""The report on one shape's comparison: who took part, who did not and why, and the times."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -117,7 +117,7 @@ class Comparison:
 
 
 def out_of_the_box(names: Collection[str]) -> str:
-    """Return the name, among those of a shape's contenders, of the one that a call out of the box gets."""
+    """Return the contender's name that a call out of the box gets."""
     return UNTUNED if UNTUNED in names else TUNED
 
 

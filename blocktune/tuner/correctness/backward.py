@@ -109,8 +109,7 @@ class GradientQuestion:
 
 @dataclass(frozen=True, slots=True)
 class _Right:
-    """The right gradient of some groups of heads, [heads, rows, columns], and the norms [heads, tiles] by which errors
-    are judged."""
+    """The right gradient [heads, rows, columns] for some groups of heads, and norms [heads, tiles] to judge it by."""
 
     name: str
     groups: tuple[Group, ...]

@@ -207,7 +207,7 @@ def _reference_rows(q: Any, k: Any, v: Any, rows: tuple[int, int], shape: Attent
 
 
 def tile_norms(values: Any) -> Any:
-    """Return the Frobenius norms [heads, tiles] of tiles of 64 rows of values [heads, rows, dim]."""
+    """Return the Frobenius norms [heads, tiles] of values [heads, rows, dim], in tiles of 64 rows."""
     rows = values.square().sum(-1)
     padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % ROWS_PER_TILE))
     return padded.unflatten(1, (-1, ROWS_PER_TILE)).sum(-1).sqrt()

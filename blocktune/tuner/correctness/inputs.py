@@ -81,7 +81,7 @@ class CheckInputs:
 
     @property
     def flops(self) -> int:
-        """As `AttentionShape.flops`, of the true lengths and of the active blocks of a block mask."""
+        """As `AttentionShape.flops`, by the true lengths and the active blocks in a block mask."""
         one = replace(self.shape, batch=1)
         lengths = tuple(zip(self.lengths_q, self.lengths_k, strict=True))
         each = {pair: replace(one, seqlen_q=pair[0], seqlen_k=pair[1]).flops for pair in set(lengths)}

@@ -99,7 +99,7 @@ def _distance(duels: Iterable[SelfDuel]) -> float | None:
 
 
 def _drift(samples: Sequence[Sample]) -> dict[str, float] | None:
-    """Return the median of the last third over that of the first, of what is over its own median; None of too few."""
+    """Return the last third's median over the first third's, each value over its own median; None for too few."""
     third = len(samples) // 3
     if not third:
         return None

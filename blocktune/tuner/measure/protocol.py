@@ -113,7 +113,7 @@ def is_behind(score: float, best: float, margin: float = RACE_MARGIN) -> bool:
 
 
 def final_rounds(times_us: Sequence[float]) -> int:
-    """Return the rounds of the finals, by the time of one launch of every finalist."""
+    """Return the number of rounds in the finals, by the time that one launch of every finalist takes."""
     return _clamp(FINAL_US / sum(times_us), FINAL_ROUNDS)
 
 

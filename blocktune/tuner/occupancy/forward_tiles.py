@@ -51,7 +51,7 @@ def on_chip(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
 
 
 def plain_on_chip(config: KernelConfig, shape: AttentionShape, widths: tuple[int, int]) -> OnChip:
-    """Return the tiles of plain multiply-adds over tiles of these padded widths of Q and K, and of V.
+    """Return the tiles for plain multiply-adds, with these padded widths for Q and K, and for V.
 
     Their operands are float32 in shared memory: Q for the whole loop, and then whichever is larger of K and of what
     follows it. Scores of 16-bit inputs are converted before P and V come, one after the other.

@@ -142,7 +142,7 @@ class GuidedSampler(BaseSampler):
         return found
 
     def _new_prospects(self, study: Study, trials: Sequence[FrozenTrial]) -> Prospects:
-        """Return those of the search space, and of trials that were made outside of its drawn points."""
+        """Return the prospects of the search space and of trials that were made outside of its drawn points."""
         points = self._points if self._points is not None else points_of(self._learnt_in, self._seed)
         known = {identity(point): point for point in (*points, *filter(None, map(self._point, trials)))}
         sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1

@@ -73,7 +73,7 @@ class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
         return False
 
     def source_hash(self, config: LaunchConfig) -> str | None:
-        """Return the source of the kernel, of configs of no list only where the search goes beyond it."""
+        """Return the kernel's source, for configs of no list only where the search goes beyond it."""
         is_searched = config in self.call.configs or self.call.settings.expand
         return self.call.source_hash if is_searched and config.kernel == self.call.name else None
 

@@ -89,7 +89,7 @@ def _shares(shape: AttentionShape, config: KernelConfig) -> dict[str, int]:
 
 
 def keys_in_reach(shape: AttentionShape, block_n: int) -> int:
-    """Return the keys of a key head that all splits of one tile of rows load together: from the first tile that the
+    """Return the keys that all splits of one tile load together, for a key head: from the first tile that the
     first query's window reaches to the last key that the last query sees."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
     if shape.causal is not Causal.NONE:

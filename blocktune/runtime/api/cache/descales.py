@@ -117,7 +117,7 @@ def tensor_of(name: str, descale: Descale, q: Tensor) -> Tensor | None:
 
 
 def as_kernels_take(scale: Tensor) -> Tensor:
-    """Return a scale with the two dimensions of those of heads, or the three of those of tokens."""
+    """Return a scale with two dimensions if it is one per head, or three if it is one per token."""
     return scale if scale.dim() >= 2 else scale.reshape(1, -1)
 
 

@@ -54,7 +54,7 @@ def extra_kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def tokens_kind(tokens: int, num_heads: int) -> tuple[bool, ...]:
-    """Return what compiled code knows of the strides of the log-sum-exp of packed sequences, [num_heads, tokens]."""
+    """Return what compiled code knows about the log-sum-exp's strides [num_heads, tokens] for packed sequences."""
     return tokens % ALIGNMENT_BYTES == 0, tokens * num_heads % ALIGNMENT_BYTES == 0, tokens == 1
 
 

@@ -20,7 +20,7 @@ from blocktune.runtime.selection.explanation import Explanation
 
 
 class KernelPlan:
-    """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
+    """One of our kernels computes a call in one direction, with a config that is bound and was launched once."""
 
     __slots__ = ("_layouts", "_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
 
