@@ -12,13 +12,13 @@ RUN apt-get update && apt-get install -y --no-install-recommends chromium git ma
 
 FROM base AS cpu
 RUN pip install --no-cache-dir --no-deps -c constraints-cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu torch \
-    && pip install --no-cache-dir -c constraints-cpu.txt ".[ray,sign,ui]" "psycopg[binary]>=3.1"
+    && pip install --no-cache-dir -c constraints-cpu.txt ".[ray,sign,tune,ui]" "psycopg[binary]>=3.1"
 WORKDIR /work
 # Ray has a command `tune` of its own, and replaces ours.
 ENTRYPOINT ["blocktune"]
 
 FROM base AS gpu
-RUN pip install --no-cache-dir ".[ray,ui]" "psycopg[binary]>=3.1"
+RUN pip install --no-cache-dir ".[ray,tune,ui]" "psycopg[binary]>=3.1"
 WORKDIR /work
 # Ray's operators and schedulers start the container with commands of their own.
 CMD ["blocktune", "doctor"]

@@ -174,7 +174,7 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL_TORCH)
-	$(PIP) install $(CONSTRAINTS) -e .
+	$(PIP) install $(CONSTRAINTS) -e '.[tune]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
@@ -199,5 +199,5 @@ $(PAIR)/.installed: pyproject.toml
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
 	$(PIP) install --no-deps --extra-index-url $(CPU_TORCH_INDEX) -c constraints-lowest.txt torch triton
-	$(PIP) install --no-compile -c constraints-lowest.txt -e '.[frames,report,ui]' hypothesis pytest pytest-timeout pytest-xdist
+	$(PIP) install --no-compile -c constraints-lowest.txt -e '.[frames,report,tune,ui]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.values.bindings import bind
+from blocktune.kernels.values.errors import needing
 
 # The one list of public names, which type checkers and editors read too.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
@@ -31,11 +32,17 @@ bind(
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, and keep it."""
+    """Load a public name when it is first used, and keep it.
+
+    Raises:
+        MissingPackageError: it needs a package that is not installed.
+        AttributeError: there is no such name.
+    """
     if name == "__version__":
         value: Any = metadata.version("blocktune")
     elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+        with needing("tune", f"`blocktune.{name}`"):
+            value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'blocktune' has no attribute {name!r}")
     globals()[name] = value

@@ -1,6 +1,6 @@
 """`python -m blocktune`: the command line, where the console commands are not on the path."""
 
-from blocktune.cli.main import main
+from blocktune.cli.__main__ import main
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,25 @@
-"""`python -m blocktune.cli`: the commands, where no console command is installed."""
+"""The console commands, and `python -m blocktune.cli` where none is installed."""
 
-from blocktune.cli.main import main
+import sys
+from importlib.util import find_spec
 
-main()
+from blocktune.kernels.values.errors import MissingPackageError
+
+NEEDED = ("alembic", "numpy", "optuna", "rich", "sqlalchemy", "typer")
+"""Packages of `blocktune[tune]`. Commands import them late; all are asked for at the start."""
+
+
+def main() -> None:
+    """Run the command line; without its packages, name them and leave."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing)
+        sys.stderr.write(f'error: The command line needs {names}. Install it: pip install "blocktune[tune]"\n')
+        sys.exit(MissingPackageError.exit_code)
+    from blocktune.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

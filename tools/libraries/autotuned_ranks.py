@@ -104,7 +104,7 @@ def scene(name: str, roles: tuple[str, ...], folder: Path) -> list[Told | None]:
     folder.mkdir()
     store = "/proc/nowhere/store.db" if name == "the store is away" else f"{folder}/store.db"
     os.environ |= {"BLOCKTUNE_DB": store, "TRITON_CACHE_DIR": f"{folder}/triton"}
-    lock_file.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
+    lock_file.cache_folder = lambda: folder / "cache"
     if not torch.cuda.is_available():
         decide.current_device = lambda: device_named("h200")
     children = [forked(partial(play, role, rank, len(roles), folder)) for rank, role in enumerate(roles)]

@@ -68,7 +68,7 @@ def play(role: str, answer: Path, marker: Path) -> None:
 
 def main(folder: Path, store: str, roles: list[str]) -> None:
     os.environ["BLOCKTUNE_DB"], os.environ["TRITON_CACHE_DIR"] = store, f"{folder}/triton"
-    lock_file.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
+    lock_file.cache_folder = lambda: folder / "cache"
     decide.current_device = lambda: device_named("h200")
     marker = folder / "begin"
     if "dies" not in roles:

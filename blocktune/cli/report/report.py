@@ -13,7 +13,7 @@ from blocktune.cli.report.sources import Sources, read_sources, shipped_counters
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_optional_shape_flags
 from blocktune.cli.shared.stores import existing_store
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, needing
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
@@ -80,16 +80,11 @@ def require_charts(command: str, extra: str) -> None:
         extra: of the package, which brings all that the command needs.
 
     Raises:
-        UsageError: a library of the charts is missing.
+        MissingPackageError: a library of the charts is missing.
     """
-    try:
+    with needing(extra, f"`{command}`"):
         import altair  # noqa: F401
         import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"`{command}` needs the libraries that draw charts, but {error.name} is not installed. "
-            f'Install them: pip install "blocktune[{extra}]"'
-        ) from error
 
 
 def _add_own(sources: Sources, store: "ResultStore | None") -> None:

@@ -11,7 +11,7 @@ from blocktune.cli.report.report import require_charts
 from blocktune.cli.report.sources import Sources, read_sources
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.ui.address import ServerAddress, bound_socket
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import needing
 
 
 def ui(
@@ -56,15 +56,11 @@ def _require_server() -> None:
     """Check that the libraries of the server are there.
 
     Raises:
-        UsageError: one is missing.
+        MissingPackageError: one is missing.
     """
-    try:
+    with needing("ui", "`tune ui`"):
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f'`tune ui` needs a web server, but {error.name} is not installed. Install it: pip install "blocktune[ui]"'
-        ) from error
 
 
 def _sources(places: list[Path]) -> Sources:

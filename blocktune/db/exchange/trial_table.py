@@ -17,7 +17,7 @@ from typing import Any
 from blocktune.db.records.records import Trial
 from blocktune.kernels.files.foreign_text import cell, shown
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import needing
 
 Row = dict[str, Any]
 
@@ -42,16 +42,11 @@ def parquet_bytes(rows: Sequence[Row]) -> bytes:
     """Return the rows as a Parquet file.
 
     Raises:
-        UsageError: pyarrow is not installed.
+        MissingPackageError: pyarrow is not installed.
     """
-    try:
+    with needing("frames", "A Parquet file"):
         import pyarrow as arrow
         import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise UsageError(
-            f"Parquet files need pyarrow, but {error.name} is not installed. Write CSV, or install it: pip install "
-            '"blocktune[frames]"'
-        ) from error
     out = io.BytesIO()
     parquet.write_table(arrow.Table.from_pylist(list(rows)), out)
     return out.getvalue()

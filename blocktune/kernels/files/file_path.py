@@ -38,6 +38,13 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     return expanded
 
 
+def cache_folder() -> Path:
+    """Return the folder `blocktune` of the user's cache: in XDG_CACHE_HOME, or in `~/.cache` where that is no absolute
+    path."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache")) / "blocktune"
+
+
 def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """Write a file next to its place and move it there in one step: a reader sees the old content or all of the new. A
     link is replaced, not followed.

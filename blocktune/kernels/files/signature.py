@@ -14,7 +14,7 @@ from typing import Any
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import KEY_BYTES, read_trusted
 from blocktune.kernels.files.variables import TRUSTED_KEY
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.errors import StoreError, UsageError, needing
 
 logger = logging.getLogger("blocktune")
 
@@ -93,13 +93,8 @@ def require_signature(name: str, document: Mapping[str, Any], seal: str, key: st
 
 
 def _loaders(*names: str) -> list[Callable[..., Any]]:
-    try:
+    with needing("sign", "A signature"):
         from cryptography.hazmat.primitives import serialization
-    except ImportError as error:
-        raise UsageError(
-            f"Signatures need the package `cryptography`, which cannot be imported: {error}. Install it with `pip "
-            "install blocktune[sign]`."
-        ) from error
     return [getattr(serialization, name) for name in names]
 
 

@@ -4,6 +4,7 @@
     ├── UsageError                        2   a shape, config, flag or file that breaks a rule
     │   ├── TooFewDimensionsError         2   a tensor with fewer dimensions than its place needs
     │   ├── WrongTypeError                2   an argument of a Python type that its place does not take
+    │   ├── MissingPackageError           2   a package that an extra of blocktune brings
     │   ├── UnknownDeviceError            2   a device that the catalogue does not hold
     │   ├── UnknownKernelError            2   a kernel that the registry does not hold
     │   └── ImportRejectedError           2   a results file with unknown fields or absurd values
@@ -26,6 +27,8 @@ IndexError for a tensor with too few dimensions and TypeError for an argument of
 RuntimeError for them, and a ValueError because that is what Python calls a wrong value.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -49,6 +52,10 @@ class TooFewDimensionsError(UsageError, IndexError):
 class WrongTypeError(UsageError, TypeError):
     """An argument is no tensor or no number. `attention` leaves the types of its arguments to PyTorch, which raises a
     TypeError of its own."""
+
+
+class MissingPackageError(UsageError, ImportError):
+    """A package is missing that an extra of blocktune brings; an ImportError as well, as its import raises."""
 
 
 class UnknownDeviceError(UsageError):
@@ -122,3 +129,23 @@ def require_type(name: str, given: object, kind: type, way_out: str) -> None:
     """
     if not isinstance(given, kind):
         raise WrongTypeError(f"`{name}` must be of type {kind.__name__}, but got {given!r:.100}. {way_out}")
+
+
+@contextmanager
+def needing(extra: str, purpose: str) -> Iterator[None]:
+    """Let an import that fails in the block say which extra of blocktune brings the package; `purpose` begins the
+    message.
+
+    Raises:
+        MissingPackageError: a package cannot be imported.
+    """
+    try:
+        yield
+    except MissingPackageError:
+        raise
+    except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
+        state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}"
+        raise MissingPackageError(
+            f'{purpose} needs {package}, but {package} {state}. Install it: pip install "blocktune[{extra}]"'
+        ) from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import needing
 from blocktune.runtime.api.rank_sync import SyncedConfigs, config_digest
 from blocktune.runtime.autotuned.frozen import known_rows
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
@@ -96,14 +96,12 @@ class PrometheusCollector:
     """A collector for a registry of `prometheus_client`.
 
     Raises:
-        UsageError: `prometheus_client` is not installed.
+        MissingPackageError: `prometheus_client` is not installed.
     """
 
     def __init__(self, dispatcher: Dispatcher = attention) -> None:
-        try:
+        with needing("metrics", "A collector"):
             from prometheus_client import core
-        except ImportError as error:
-            raise _missing("prometheus_client", error) from error
         self._core = core
         self._reader = MetricsReader(dispatcher)
 
@@ -137,12 +135,10 @@ def observe_with_opentelemetry(meter: Any, dispatcher: Dispatcher = attention) -
     """Make observable instruments of a meter of OpenTelemetry, which reads the numbers at every export.
 
     Raises:
-        UsageError: `opentelemetry-api` is not installed.
+        MissingPackageError: `opentelemetry-api` is not installed.
     """
-    try:
+    with needing("metrics", "A meter"):
         from opentelemetry.metrics import Observation
-    except ImportError as error:
-        raise _missing("opentelemetry-api", error) from error
     reader = MetricsReader(dispatcher)
 
     def calls(_: object) -> list[Any]:
@@ -163,10 +159,3 @@ def observe_with_opentelemetry(meter: Any, dispatcher: Dispatcher = attention) -
     meter.create_observable_gauge("blocktune.disabled_configs", [one("disabled")], description=_DISABLED)
     meter.create_observable_counter("blocktune.wrong_configs", [one("wrong")], description=_WRONG)
     meter.create_observable_gauge("blocktune.configs", [digests], description=_DIGEST)
-
-
-def _missing(package: str, error: ImportError) -> UsageError:
-    return UsageError(
-        f"Metrics need `{package}`, which cannot be imported: {error}. Install it with `pip install "
-        "blocktune[metrics]`."
-    )

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -89,11 +90,13 @@ def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
     Raises:
         UsageError: there is none.
     """
-    from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
+    # needs NumPy, and is imported with the first kernel that is interpreted
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    kinds = JITFunction if interpreter is None else (JITFunction, interpreter.InterpretedFunction)
     inner = fn
-    while inner is not None and not isinstance(inner, (JITFunction, InterpretedFunction)):
+    while inner is not None and not isinstance(inner, kinds):
         inner = None if inspect.isfunction(inner) else getattr(inner, "fn", None)
     if inner is None:
         name = getattr(fn, "__qualname__", type(fn).__name__)

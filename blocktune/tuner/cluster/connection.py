@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec, device_named, present_devices
-from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, UsageError
+from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, UsageError, needing
 
 PREFIX = "blocktune:"
 
@@ -105,12 +105,8 @@ def connect_cluster(address: str | None) -> Iterator[None]:
         UsageError: Ray is missing, or no cluster answers at the address.
         NoDeviceError: Ray would be started here, where there is no GPU.
     """
-    try:
+    with needing("ray", "`--executor ray`"):
         import ray
-    except ImportError as error:
-        raise UsageError(
-            "Ray is not installed, but `--executor ray` needs it. Run `pip install 'blocktune[ray]'`."
-        ) from error
     _connect(address)
     # Ray prints each retry on stdout, where results are; `log_to_driver` does not concern that
     ray._private.worker._worker_logs_enabled = False

@@ -9,11 +9,9 @@ import logging
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from platformdirs import user_cache_dir
-
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of, require_unchanged
-from blocktune.kernels.files.file_path import file_path, replace_file
+from blocktune.kernels.files.file_path import cache_folder, file_path, replace_file
 from blocktune.kernels.files.reading import COMPILED_BYTES, read_json
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
@@ -36,7 +34,7 @@ class ResourceCache:
     """Compile results by `compile_key`, in the user's cache folder unless another is given."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = Path(user_cache_dir("blocktune")) / "resources" if folder is None else file_path(folder)
+        self._folder = cache_folder() / "resources" if folder is None else file_path(folder)
         self._writable = True
 
     @property

@@ -10,9 +10,8 @@ words.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blocktune.db.store import ResultStore
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -41,6 +40,9 @@ from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
 from blocktune.tuner.traffic.launches import Pass, Passes
 from blocktune.tuner.traffic.model import Traffic, standard_memory_problem, standard_traffic, v1_traffic, v2_traffic
+
+if TYPE_CHECKING:
+    from blocktune.db.store import ResultStore
 
 UNCACHED, ONCE = ("own", "v2"), ("own_perfect_l2", "v2_perfect_l2")
 """Names of `Analysis.traffic`: of the kernel itself, or of the algorithm that it is an example of."""
@@ -234,7 +236,7 @@ def steps_down(
 
 
 def measured_time_us(
-    store: ResultStore, device: DeviceSpec, shape: AttentionShape, config: KernelConfig, kernel_hash: str
+    store: "ResultStore", device: DeviceSpec, shape: AttentionShape, config: KernelConfig, kernel_hash: str
 ) -> float | None:
     """Return what this config of this device code took on this device: in the finals if it won them, else in its
     youngest trial; None if it was never timed."""

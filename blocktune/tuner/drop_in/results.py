@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
 from blocktune.kernels.values.config import Origin
-from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.kernels.values.errors import BlocktuneError, needing
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.frozen import add_winner
@@ -26,9 +26,14 @@ OpenStore = Callable[[], "ResultStore"]
 
 
 def open_store() -> "ResultStore":
-    """Return the user's store. With it comes SQLAlchemy, which takes a second to import."""
-    from blocktune.db.store import ResultStore
+    """Return the user's store. With it comes SQLAlchemy, which takes a second to import.
 
+    Raises:
+        MissingPackageError: SQLAlchemy is not installed.
+        StoreError: the store cannot be opened.
+    """
+    with needing("tune", "A store of winners"):
+        from blocktune.db.store import ResultStore
     return ResultStore.open()
 
 
@@ -45,7 +50,7 @@ class CallResults:
             with self.open_store() as store:
                 trials = self.trials_in(store)
         except BlocktuneError as error:
-            self.warn(error)
+            logger.info("Earlier results of %s are not known: %s", self.subject.call.name, error)
             return {}
         return {config: trial for config, trial in trials.items() if trial.outcome is not Outcome.COMPILE_TIMEOUT}
 

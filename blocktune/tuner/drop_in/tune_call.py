@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from blocktune.db.records.records import KernelTrial
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.errors import MissingPackageError, NoFeasibleConfigError, needing
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation, stored_winners
@@ -86,12 +86,16 @@ def _raced(
 
 
 def _searched(results: CallResults, tools: DropInMachine) -> KernelExplanation | None:
-    """Return the choice of a search beyond the list; None where the list alone is raced: there is no memory for copies,
-    or the kernel brings a `do_bench`, which times launches in a way of its own."""
-    # with it comes SQLAlchemy, which takes longer to import than a list to race
-    from blocktune.tuner.drop_in.beyond_list import has_room, searched_choice
-
+    """Return the choice of a search beyond the list; None where the list alone is raced: SQLAlchemy or the memory for
+    copies is missing, or the kernel brings a `do_bench`, which times launches in a way of its own."""
     call = results.subject.call
+    try:
+        with needing("tune", "A search beyond a list"):
+            # with it comes SQLAlchemy, which takes longer to import than a list to race
+            from blocktune.tuner.drop_in.beyond_list import has_room, searched_choice
+    except MissingPackageError as error:
+        logger.warning("%s: only listed configs are tried. %s", call.name, error)
+        return None
     if brings_its_own_bench(call):
         logger.info("%s: only listed configs are tried, since its `do_bench` times them.", call.name)
         return None

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-import platformdirs
+from blocktune.kernels.files.file_path import cache_folder
 
 
 def lock_folder() -> Path:
     """Return where the files of locks are."""
-    return Path(platformdirs.user_cache_dir("blocktune", appauthor=False)) / "locks"
+    return cache_folder() / "locks"
 
 
 def open_lock_file(name: str) -> BinaryIO:

@@ -13,8 +13,7 @@ from typing import Any
 
 from blocktune.db.exchange.trial_table import trial_rows
 from blocktune.db.records.records import Trial
-from blocktune.db.store import ResultStore
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, needing
 from blocktune.tuner.lab import sweep_file
 
 LIBRARIES = {"pandas": {}, "polars": {"infer_schema_length": None}}
@@ -46,6 +45,8 @@ def load_trials(db: str | Path | None = None, *, library: str = "pandas") -> Any
         StoreError: the database does not exist or cannot serve.
         UsageError: the library is another one or not installed.
     """
+    with needing("frames", "`load_trials`"):
+        from blocktune.db.store import ResultStore
     with ResultStore.open_to_read(db) as store:
         return _frame(store.trials(), library)
 
@@ -53,12 +54,7 @@ def load_trials(db: str | Path | None = None, *, library: str = "pandas") -> Any
 def _frame(trials: Iterable[Trial], library: str) -> Any:
     if library not in LIBRARIES:
         raise UsageError(f"`library` must be {' or '.join(LIBRARIES)}, but got {library!r}.")
-    try:
+    with needing("frames", "A data frame"):
         frames = import_module(library)
-    except ImportError as error:
-        raise UsageError(
-            f"Data frames need {library}, but {error.name} is not installed. Install it: pip install "
-            '"blocktune[frames]"'
-        ) from error
     rows = [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in trial_rows(trials)]
     return frames.DataFrame(rows, **LIBRARIES[library])

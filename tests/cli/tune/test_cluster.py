@@ -5,7 +5,6 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,6 @@ def test_what_runs_next_to_ray_does_not_call_its_command(name: str) -> None:
     called = [line for line in mine if re.search(r"(?:^\s*|\$\(|/|\[\"|: )tune(?:\"| [a-z]+ )", line)]
     assert called == []
     assert any("blocktune " in line or '"blocktune"' in line for line in mine)
-
-
-def test_ray_leaves_the_other_name_of_the_command_alone() -> None:
-    owners = {entry.name: entry.value for entry in entry_points(group="console_scripts", name="blocktune")}
-    assert owners == {"blocktune": "blocktune.cli.main:main"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +70,7 @@ def test_without_ray_the_message_says_what_to_install(tune, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "ray", None)
     result = tune(*GRID, "--executor", "ray")
     assert result.exit_code == 2
-    assert "pip install 'blocktune[ray]'" in result.stderr
+    assert 'pip install "blocktune[ray]"' in result.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "no.such.host.invalid:6379"])

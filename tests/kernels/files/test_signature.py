@@ -156,7 +156,7 @@ def test_without_the_package_its_name_is_said(tmp_path: Path) -> None:
         "signed({}, '', sys.argv[1])"
     )
     found = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
-    assert "pip install blocktune[sign]" in found.stderr
+    assert 'pip install "blocktune[sign]"' in found.stderr
 
 
 __all__ = ["tune", "winner"]  # fixtures of the command line's tests

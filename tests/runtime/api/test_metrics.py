@@ -115,5 +115,5 @@ def test_what_is_missing_is_named(
     dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch, module: str, make: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=r"pip install blocktune\[metrics\]"):
+    with pytest.raises(UsageError, match=r'pip install "blocktune\[metrics\]"'):
         make(dispatcher)

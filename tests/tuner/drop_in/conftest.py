@@ -50,7 +50,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
     tools = DropInMachine(ahead=compiler, open_store=lambda: ResultStore.open(path), launches=launches)
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(decide, "current_device", lambda: H200)
-    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path / "cache"))
+    monkeypatch.setattr(lock_file, "cache_folder", lambda: tmp_path / "cache")
     with active(made):
         yield made
     uninstall()

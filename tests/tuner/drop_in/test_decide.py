@@ -36,7 +36,7 @@ HOLD = """
 import pathlib, sys, time
 from blocktune.tuner.drop_in import node_lock
 from blocktune.tuner.measure import lock_file
-lock_file.platformdirs.user_cache_dir = lambda *_, **__: sys.argv[1]
+lock_file.cache_folder = lambda: pathlib.Path(sys.argv[1])
 with node_lock.node_lock(sys.argv[2], 0.0) as held:
     print(held, flush=True)
     time.sleep(float(sys.argv[3]))
@@ -52,7 +52,7 @@ def holder(folder: Path, name: str, seconds: float) -> "subprocess.Popen[str]":
 
 
 def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(lock_file, "cache_folder", lambda: tmp_path)
     with holder(tmp_path, "a", 1000) as process:
         with node_lock.node_lock("b", 0.0) as held:
             assert held
@@ -89,7 +89,7 @@ def test_without_a_store_processes_tune_one_after_the_other(tmp_path: Path) -> N
 
 
 def test_where_no_lock_can_be_made_everyone_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
+    monkeypatch.setattr(lock_file, "cache_folder", lambda: Path("/dev/null/cache"))
     with node_lock.node_lock("a", 0.0) as held:
         assert held
 

@@ -110,7 +110,7 @@ def test_a_gpu_that_the_catalogue_does_not_hold_is_left_out(
 
 
 def test_a_fifo_in_the_place_of_a_lock_does_not_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(lock_file, "cache_folder", lambda: tmp_path)
     (tmp_path / "locks").mkdir()
     os.mkfifo(tmp_path / "locks" / "odd.lock")
     with lock_file.open_lock_file("odd") as file:
@@ -118,7 +118,7 @@ def test_a_fifo_in_the_place_of_a_lock_does_not_block(monkeypatch: pytest.Monkey
 
 
 def test_where_no_lock_can_be_made_measuring_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
+    monkeypatch.setattr(lock_file, "cache_folder", lambda: Path("/dev/null/cache"))
     messages: list[str] = []
     with gpu_lock(UUID, messages.append):
         assert ["/dev/null/cache/locks cannot be written" in message for message in messages] == [True]

@@ -18,7 +18,7 @@ from tools.pages.command_reference import leaf_commands
 
 yaml = pytest.importorskip("yaml", reason="reading the files needs PyYAML, which comes with the documents' tools")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.distributions import FOLDERS, unpacked_zip, wheel_of
+
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "blocktune"
 SOURCES = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
-FOLDERS = ("cli", "db", "kernels", "results", "tuner")
-TAKEN = ("pyproject.toml", "README.md", "LICENSE", "blocktune", *FOLDERS)
-"""What a copy for the build needs, and the folders at the top, which a build must not take up."""
 
 
 def test_nothing_is_a_link() -> None:
@@ -58,18 +56,6 @@ def test_every_folder_with_python_files_is_a_package() -> None:
     assert {path.parent for path in paths} == {path.parent for path in paths if path.name == "__init__.py"}
 
 
-def unpacked_zip(folder: Path) -> Path:
-    """A copy as a ZIP download or a checkout without links has it: nothing is a link."""
-    source = folder / "blocktune-main"
-    source.mkdir()
-    for name in TAKEN:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
-    return source
-
-
 def source_distribution(folder: Path) -> Path:
     """The archive of an sdist that is built from such a copy."""
     source = unpacked_zip(folder)
@@ -79,22 +65,13 @@ def source_distribution(folder: Path) -> Path:
     return folder / built.stdout.split()[-1]
 
 
-def names_in_the_wheel_of(source: Path, folder: Path) -> set[str]:
-    """The names in the wheel that pip builds, without a network."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    built = subprocess.run([*command, "-w", folder, source], capture_output=True, text=True, timeout=120)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
 @pytest.fixture(scope="module", params=[unpacked_zip, source_distribution], ids=["zip", "sdist"])
 def wheel_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names in a wheel that is built from a copy, so that no build folder is left in the sources."""
     pytest.importorskip("setuptools", minversion="77", reason="building the wheel needs setuptools >= 77")
     folder = tmp_path_factory.mktemp("wheel")
-    return names_in_the_wheel_of(request.param(folder), folder)
+    with zipfile.ZipFile(wheel_of(request.param(folder), folder)) as archive:
+        return set(archive.namelist())
 
 
 def test_the_wheel_holds_the_source_files_and_no_other_ones(wheel_names: set[str]) -> None:
