@@ -1,8 +1,9 @@
-"""The console commands, and `python -m blocktune.cli` where none is installed."""
+"""The console commands `blocktune` and `tune`, and `python -m blocktune.cli` where none is installed."""
 
 import sys
 from importlib.util import find_spec
 
+from blocktune.cli.shared.tune_command import command_meant, run_command
 from blocktune.kernels.values.errors import MissingPackageError
 
 NEEDED = ("alembic", "numpy", "optuna", "rich", "sqlalchemy", "typer")
@@ -19,6 +20,15 @@ def main() -> None:
     from blocktune.cli.main import main as run
 
     run()
+
+
+def tune() -> None:
+    """Run the command line, or the command `tune` of another package where the words are for that."""
+    other = command_meant(sys.argv[1:])
+    if other is None:
+        main()
+    else:
+        run_command(other)
 
 
 if __name__ == "__main__":

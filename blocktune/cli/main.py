@@ -1,4 +1,4 @@
-"""The command line: `tune`, and `blocktune` as another name for it.
+"""The command line: `blocktune`, and `tune` as a short name for it.
 
 Exit codes: 0 done, 2 wrong use, 3 no kernel or config runs, 4 no GPU or driver where one is required, 5 the database
 cannot serve, 6 nothing was measured that could be shown or written, 7 a result differs from the reference, 130

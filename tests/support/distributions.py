@@ -62,9 +62,9 @@ def needed_by(*names: str) -> set[str]:
     found, left = set[str](), list(names)
     while left:
         name = left.pop()
-        if name in found or not any(metadata.distributions(name=name)):
+        if name.lower() in found or not any(metadata.distributions(name=name)):
             continue
-        found.add(name)
+        found.add(name.lower())
         wanted = map(Requirement, metadata.requires(name) or ())
         left += [each.name for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]
     return found

@@ -4,11 +4,14 @@ import os
 import platform
 import shutil
 import sqlite3
+import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 
 from blocktune.cli.explain.findings import DoctorFinding, Level
 from blocktune.cli.explain.store_checks import store_findings, triton_cache
+from blocktune.cli.shared.tune_command import OURS, RAY, owner, script_owner, tune_commands
 from blocktune.kernels.files.variables import VARIABLES, unknown_names
 
 TRITON_VARIABLES: Mapping[str, str] = {
@@ -36,8 +39,8 @@ WAL_BUG_FIRST, WAL_BUG_LAST = (3, 7, 0), (3, 51, 2)
 
 def examine(db: str | None) -> tuple[DoctorFinding, ...]:
     """Return everything that the doctor knows about this machine, the database at `db` and the GPUs."""
-    machine = (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *triton_cache(os.environ))
-    machine += (*_own_variables(), *_incidents())
+    machine = (*_python(), *_tune_command(), *_gpus(), *_toolchain())
+    machine += (*_variables(os.environ), *triton_cache(os.environ), *_own_variables(), *_incidents())
     return (*machine, *_sqlite(), *store_findings(db))
 
 
@@ -54,6 +57,26 @@ def _python() -> Iterator[DoctorFinding]:
                 fix="Install blocktune again with pip, which brings it.",
             )
     yield DoctorFinding(name="python", value=platform.python_version())
+
+
+def _tune_command() -> Iterator[DoctorFinding]:
+    """Yield who has the command `tune` where it is not ours alone, or its script is missing."""
+    commands, folder = tune_commands(), Path(sysconfig.get_path("scripts"))
+    others = [each for each in commands if owner(each) not in (OURS, RAY)]
+    holder = script_owner(commands, folder)
+    holds_it = owner(holder) if holder is not None else "missing"
+    if not (folder / OURS).exists() or (holds_it == OURS and not others):
+        return
+    names = " and ".join(owner(each) for each in commands if owner(each) != OURS)
+    written = f"The command is also in {names}, and the package that is installed last writes it."
+    removed = "pip removed it with another package that had it, too."
+    yield DoctorFinding(
+        name="command tune",
+        value=holds_it,
+        level=Level.WARNING,
+        meaning=written if names else removed,
+        fix="Type `blocktune`. To write `tune` again: pip install --force-reinstall --no-deps blocktune",
+    )
 
 
 def _gpus() -> Iterator[DoctorFinding]:
