@@ -20,6 +20,7 @@
 # make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=blocktune/results/h200 names the files
+# make hub-kernel   a folder that Hugging Face's package `kernels` loads attention from, in dist/hub
 # make pictures     of the report and the live page, in docs/guide/pictures: it needs a browser
 # make docs         the documents as a site, in site/
 # make clean        remove what make made
@@ -61,7 +62,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
+.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results hub-kernel pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
@@ -161,6 +162,9 @@ cluster-test: $(VENV)/.installed-test
 
 results: $(VENV)/.installed
 	$(BIN)/python -m tools.pages.pages
+
+hub-kernel: $(VENV)/.installed
+	$(BIN)/python -m tools.package.hub_kernel dist/hub
 
 pictures: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.bench.report_pictures

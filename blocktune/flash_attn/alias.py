@@ -10,7 +10,7 @@ from typing import Any
 
 from blocktune.kernels.values.errors import UsageError
 
-NAME, PACKAGE = "flash_attn", "blocktune.flash_attn"
+NAME, PACKAGE = "flash_attn", __package__
 VERSION = "2.8.3+blocktune"
 """The version whose functions these are; the local part says that they are blocktune's."""
 

@@ -40,10 +40,10 @@ def _hashes() -> Mapping[str, str]:
     return hashes
 
 
-def digest() -> str:
+def digest(kernels: Path = KERNELS) -> str:
     """Return 32 hexadecimal digits that change with every file that device code may come from."""
     found = hashlib.sha256()
-    for path in sorted(path for part in PARTS for path in (KERNELS / part).rglob("*.py")):
-        found.update(f"{path.relative_to(KERNELS).as_posix()}\n".encode())
+    for path in sorted(path for part in PARTS for path in (kernels / part).rglob("*.py")):
+        found.update(f"{path.relative_to(kernels).as_posix()}\n".encode())
         found.update(read_bytes(path, SOURCE_BYTES))
     return found.hexdigest()[:32]

@@ -94,7 +94,7 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
 @cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """Return all rows, in the order of the file."""
-    text = package_text("blocktune.kernels.hardware", CATALOGUE_FILE)
+    text = package_text(__package__, CATALOGUE_FILE)
     return tuple(_entry(row) for row in csv.DictReader(text.splitlines()))
 
 

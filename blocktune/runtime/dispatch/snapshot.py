@@ -96,7 +96,7 @@ def _learn_present_identity(device: DeviceSpec) -> None:
     """Find out what every row is compared with, once in a process. It takes longer than the reading, and may import
     modules, which a thread should not do while another one forks."""
     with suppress(Exception):  # the reader hits the same error and reports it
-        import blocktune.runtime.store_reader.store_file  # noqa: F401
+        from blocktune.runtime.store_reader import store_file  # noqa: F401
 
         for kernel in registry.KERNELS.values():
             present_identity(device, kernel.source_hash)

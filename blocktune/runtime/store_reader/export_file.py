@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from blocktune import results
 from blocktune.kernels.files.checksums import CHECKSUM, DEVICE_CHECKSUM, checksum_of
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.json_pieces import canonical_pieces, canonical_text, loads_in_pieces
@@ -27,7 +28,7 @@ Row = dict[str, Any]
 SUFFIX = ".json"
 """How the names of results files end. No store has such a name, so that BLOCKTUNE_DB may name either."""
 
-SHIPPED_RESULTS = "blocktune.results"
+SHIPPED_RESULTS = results.__name__
 
 RESULTS_FORMAT = ("blocktune-results", 1)
 """The `format` and `schema` of an exported document."""

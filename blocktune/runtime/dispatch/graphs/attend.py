@@ -14,7 +14,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.runtime.dispatch.autograd import NO_VALUES, CallValues, apply_autograd
 from blocktune.runtime.dispatch.graphs.graph_call import BLOCKS, DRAWN, TENSORS, GraphCall
-from blocktune.runtime.dispatch.graphs.ops import INPUTS, LIBRARY
+from blocktune.runtime.dispatch.graphs.ops import INPUTS, LIBRARY, OPS
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.results import permute_like
 from blocktune.runtime.dispatch.obstacles import is_transformed, needs_gradients
@@ -49,7 +49,7 @@ def attend(
         tensors[BLOCKS], blocks_of = block_mask.mask, [block_mask.block_q, block_mask.block_k]
     options = [str(causal), scale, list(window), softcap, dropout_p, deterministic, page_size, blocks_of, num_splits]
     given = [tensors.get(name) for name in _GIVEN]
-    out, sums = torch.ops.blocktune.attention_call(query, key, value, lse, dispatcher, lengths, *options, *given)
+    out, sums = OPS.attention_call(query, key, value, lse, dispatcher, lengths, *options, *given)
     return out, sums if lse else None
 
 
@@ -154,7 +154,7 @@ class TracedCall:
         return dict(zip(self._call.tensors, tensors, strict=True)).get("sinks")
 
     def _op(self, name: str) -> Any:
-        return getattr(torch.ops.blocktune, name + self._kind).default
+        return getattr(OPS, name + self._kind).default
 
 
 LIBRARY.define(

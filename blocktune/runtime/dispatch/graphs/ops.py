@@ -30,7 +30,9 @@ from blocktune.runtime.dispatch.launches.results import empty_output, new_gradie
 if TYPE_CHECKING:
     from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
 
-LIBRARY = torch.library.Library("blocktune", "DEF")
+NAMESPACE = __name__.partition(".")[0]
+"""`blocktune`; a copy of this package under another name has ops of its own."""
+LIBRARY, OPS = torch.library.Library(NAMESPACE, "DEF"), getattr(torch.ops, NAMESPACE)
 DEVICES = ("CPU", "CUDA")
 """Whose tensors the ops take."""
 INPUTS = "Tensor query, Tensor key, Tensor value"
@@ -97,8 +99,8 @@ def _define(
     LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * results)})", tags=tags)
     for device in DEVICES:
         LIBRARY.impl(name, kernel, device)
-    torch.library.register_fake(f"blocktune::{name}", fake, lib=LIBRARY)
-    register_flop_formula(getattr(torch.ops.blocktune, name), get_raw=True)(flops)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    register_flop_formula(getattr(OPS, name), get_raw=True)(flops)
 
 
 for _kind, _tags in _TAGS.items():

@@ -21,7 +21,7 @@ from blocktune.runtime.dispatch.call_checks import check_mask
 from blocktune.runtime.dispatch.graphs.attend import attend
 from blocktune.runtime.dispatch.graphs.engines import engine_of
 from blocktune.runtime.dispatch.graphs.flops import plain_flops
-from blocktune.runtime.dispatch.graphs.ops import DEVICES, INPUTS, LIBRARY
+from blocktune.runtime.dispatch.graphs.ops import DEVICES, INPUTS, LIBRARY, NAMESPACE, OPS
 from blocktune.runtime.dispatch.launches.results import empty_output
 from blocktune.runtime.dispatch.obstacles import is_transformed, layout_obstacle, needs_gradients
 from blocktune.runtime.dispatch.sdpa_arguments import (
@@ -176,10 +176,9 @@ def _define() -> tuple[Any, Any]:
     LIBRARY.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd")
     for device in DEVICES:
         LIBRARY.impl("attention_plain", _plain, device)
-    torch.library.register_fake("blocktune::attention_plain", _fake_plain, lib=LIBRARY)
-    own = torch.ops.blocktune
-    register_flop_formula(own.attention_plain, get_raw=True)(plain_flops)
-    return own.scaled_dot_product_attention.default, own.attention_plain.default
+    torch.library.register_fake(f"{NAMESPACE}::attention_plain", _fake_plain, lib=LIBRARY)
+    register_flop_formula(OPS.attention_plain, get_raw=True)(plain_flops)
+    return OPS.scaled_dot_product_attention.default, OPS.attention_plain.default
 
 
 ATTENTION, PLAIN = _define()
