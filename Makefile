@@ -20,6 +20,8 @@
 # make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
 # make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=blocktune/results/h200 names the files
+# make dist         the wheel and the source archive, in dist/; two builds of a commit give the same wheel; VERSION=0.2.0 stops
+#                   where the project has another version
 # make hub-kernel   a folder that Hugging Face's package `kernels` loads attention from, in dist/hub
 # make pictures     of the report and the live page, in docs/guide/pictures: it needs a browser
 # make docs         the documents as a site, in site/
@@ -62,7 +64,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results hub-kernel pictures docs clean
+.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results dist hub-kernel pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
@@ -162,6 +164,13 @@ cluster-test: $(VENV)/.installed-test
 
 results: $(VENV)/.installed
 	$(BIN)/python -m tools.pages.pages
+
+# The wheel is built from the archive. The times of its files are that of the commit and their modes are set, so that another
+# machine builds the same bytes.
+dist: $(VENV)/.installed
+	$(if $(VERSION),grep -qx 'version = "$(VERSION)"' pyproject.toml)
+	$(PIP) install build
+	umask 022 && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build
 
 hub-kernel: $(VENV)/.installed
 	$(BIN)/python -m tools.package.hub_kernel dist/hub

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.distributions import FOLDERS, unpacked_zip, wheel_of
+from tests.support.distributions import FOLDERS, source_archive, unpacked_zip, wheel_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "blocktune"
@@ -56,16 +56,11 @@ def test_every_folder_with_python_files_is_a_package() -> None:
     assert {path.parent for path in paths} == {path.parent for path in paths if path.name == "__init__.py"}
 
 
-def source_distribution(folder: Path) -> Path:
-    """The archive of an sdist that is built from such a copy."""
-    source = unpacked_zip(folder)
-    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(folder)!r}))"
-    built = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=120)
-    assert built.returncode == 0, built.stderr
-    return folder / built.stdout.split()[-1]
+def archive_of_a_zip(folder: Path) -> Path:
+    return source_archive(unpacked_zip(folder), folder)
 
 
-@pytest.fixture(scope="module", params=[unpacked_zip, source_distribution], ids=["zip", "sdist"])
+@pytest.fixture(scope="module", params=[unpacked_zip, archive_of_a_zip], ids=["zip", "sdist"])
 def wheel_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names in a wheel that is built from a copy, so that no build folder is left in the sources."""
     pytest.importorskip("setuptools", minversion="77", reason="building the wheel needs setuptools >= 77")

@@ -67,9 +67,28 @@ def test_the_image_is_built_and_runs_its_job_and_its_page() -> None:
         assert {word for word in flags.split() if word.startswith("--")} <= known
 
 
+def test_a_tag_is_built_attested_and_published() -> None:
+    jobs = read(".github/workflows/release.yml")["jobs"]
+    build, publish = jobs["build"], jobs["publish"]
+    assert build["permissions"] == {"contents": "write", "id-token": "write", "attestations": "write"}
+    used = [step.get("uses", "").partition("@")[0] for step in build["steps"]]
+    assert used.index("actions/attest-build-provenance") < used.index("actions/upload-artifact")
+    assert 'make dist VERSION="${GITHUB_REF_NAME#v}"' in [step.get("run") for step in build["steps"]]
+    assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("version", [PROJECT["version"], "9.9.9"])
+def test_a_tag_of_another_version_is_not_built(version: str) -> None:
+    command = ["make", "--dry-run", "dist", f"VERSION={version}"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (check,) = (line for line in lines if line.startswith("grep "))
+    assert subprocess.run(["sh", "-c", check], cwd=ROOT).returncode == (version != PROJECT["version"])
+
+
 def test_the_images_have_what_their_commands_need() -> None:
     extras = re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "Dockerfile").read_text())
-    assert [set(each.split(",")) >= {"ray", "ui"} for each in extras] == [True, True]
+    assert [set(each.split(",")) >= {"ray", "tune", "ui"} for each in extras] == [True, True]
 
 
 def test_the_development_container_builds_a_stage_and_makes_a_target_that_exist() -> None:

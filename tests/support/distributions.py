@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cli", "db", "kernels", "results", "tuner")
 """Folders at the top, which a build must not take up."""
-TAKEN = ("pyproject.toml", "README.md", "LICENSE", "blocktune", *FOLDERS)
+TAKEN = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "blocktune", *FOLDERS)
 """What a copy for the build needs, and the folders at the top."""
 
 
@@ -28,9 +28,17 @@ def unpacked_zip(folder: Path) -> Path:
     return source
 
 
+def source_archive(source: Path, folder: Path) -> Path:
+    """Return the archive that setuptools makes of a copy of the sources."""
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(folder)!r}))"
+    built = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    return folder / built.stdout.split()[-1]
+
+
 def pip(*words: str | Path) -> None:
     """Run pip without a network and without the settings of this machine."""
-    told = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    told = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHONPATH"))}
     command = [sys.executable, "-P", "-m", "pip", *words]
     done = subprocess.run(
         command, env=told | {"PIP_CONFIG_FILE": os.devnull}, capture_output=True, text=True, timeout=240

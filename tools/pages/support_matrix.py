@@ -1,5 +1,5 @@
 """The kernels that serve each call on each GPU: the block `<!-- support -->`, computed from the kernels and the
-records."""
+records. `<!-- support directions -->` has more kinds of calls, each forward and with gradients."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tools.pages.document_tables import markdown_table
 from tools.pages.recorded.places import place_of
 
-BLOCK = re.compile(r"<!-- support -->\n.*?<!-- /support -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- support(?P<directions> directions)? -->\n.*?<!-- /support -->", re.DOTALL)
 
 GPUS = {
     "H100, H200": ("h200", "h100_sxm5"),
@@ -36,36 +36,71 @@ CALLS: dict[str, dict[str, str]] = {
 }
 """Rows: kinds of calls, by what differs from a plain forward in bfloat16."""
 
+GRADIENTS = {"direction": "backward"}
+OTHER_CALLS: dict[str, dict[str, str]] = {
+    "soft cap": {"features": "softcap"},
+    "ALiBi": {"features": "alibi"},
+    "additive mask": {"features": "additive"},
+    "block mask": {"features": "block_sparse"},
+    "paged cache": {"features": "cached page=16"},
+    "e4m3 cache": {"features": "cached kv=e4m3"},
+    "draft tree": {"features": "cached tree"},
+}
+"""Rows of the table with directions, after those of `CALLS`."""
+
 HEAD_DIMS = range(8, 513, 8)
-MEASURED, COMPILED, PYTORCH = "measured", "compiled", "PyTorch"
+MEASURED, COMPILED, PYTORCH, NONE = "measured", "compiled", "PyTorch", "none"
 
 
 def with_support(page: str, folder: Path) -> str:
-    """Return a page in which every block `<!-- support -->` is the matrix."""
-    return BLOCK.sub(lambda _: f"<!-- support -->\n{support_matrix(folder)}\n<!-- /support -->", page)
+    """Return a page in which every block is its matrix."""
+
+    def block(match: re.Match[str]) -> str:
+        table = direction_matrix(folder) if match["directions"] else support_matrix(folder)
+        return f"<!-- support{match['directions'] or ''} -->\n{table}\n<!-- /support -->"
+
+    return BLOCK.sub(block, page)
 
 
 def support_matrix(folder: Path) -> str:
     """Return one row for each kind of call: who computes it on which GPU, and up to which head_dim."""
     seen = set(_measured(folder))
-    rows = [[name, *(_cell(name, gpus, seen) for gpus in GPUS.values())] for name in CALLS]
+    rows = [[name, *(_cell(call, gpus, seen) for gpus in GPUS.values())] for name, call in CALLS.items()]
     return markdown_table(("call", *GPUS), rows, words=range(len(GPUS) + 1))
 
 
-def _cell(name: str, gpus: tuple[str, ...], seen: set[tuple[str, str, str, str]]) -> str:
+def direction_matrix(folder: Path) -> str:
+    """Return a row for the kinds of calls that are served alike; each kind of GPU has a column for the forward and one
+    for gradients."""
+    seen = set(_measured(folder))
+    calls = {name: call for name, call in (CALLS | OTHER_CALLS).items() if "direction" not in call}
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, call in calls.items():
+        cells = (_cell(call | way, gpus, seen) for gpus in GPUS.values() for way in ({}, GRADIENTS))
+        names.setdefault(tuple(cells), []).append(name)
+    rows = [[", ".join(alike), *cells] for cells, alike in names.items()]
+    header = [word for gpus in GPUS for word in (gpus, "gradients")]
+    return markdown_table(("call", *header), rows, words=range(len(header) + 1))
+
+
+def _cell(call: dict[str, str], gpus: tuple[str, ...], seen: set[tuple[str, str, str, str]]) -> str:
     """Return how every GPU of a column serves a kind of call, and for which head dimensions."""
     devices = [device_named(gpu) for gpu in gpus]
-    able = [dim for dim in HEAD_DIMS if all(kernels_for(_shape(name, dim), device.limits) for device in devices)]
+    able = [dim for dim in HEAD_DIMS if all(kernels_for(_shape(call, dim), device.limits) for device in devices)]
     if not able:
-        return PYTORCH
-    measured = any((device.name, *_kind(_shape(name, 64))) in seen for device in devices)
+        return NONE if _is_cached(call) and call.items() >= GRADIENTS.items() else PYTORCH
+    measured = any((device.name, *_kind(_shape(call, 64))) in seen for device in devices)
     return f"{MEASURED if measured else COMPILED}, {able[0]} to {able[-1]}"
 
 
-def _shape(name: str, head_dim: int) -> AttentionShape:
+def _shape(call: dict[str, str], head_dim: int) -> AttentionShape:
     """Return a shape of a kind of call; calls over a cache have one query."""
-    plain = complete_shape(1 if name == "cache" else 2048, head_dim, seq_k=2048).to_json()
-    return AttentionShape.from_json(plain | CALLS[name])
+    plain = complete_shape(1 if _is_cached(call) else 2048, head_dim, seq_k=2048).to_json()
+    return AttentionShape.from_json(plain | call)
+
+
+def _is_cached(call: dict[str, str]) -> bool:
+    return "cached" in call.get("features", "")
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, str, str, str]]:

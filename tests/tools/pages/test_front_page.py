@@ -58,6 +58,17 @@ def test_the_matrix_says_what_was_measured_and_what_goes_to_pytorch(tmp_path: Pa
     assert page.endswith("\n<!-- /support -->\nb")
 
 
+def test_the_matrix_of_directions_has_the_rows_of_the_short_one_and_more() -> None:
+    table = with_support("<!-- support directions -->\nold\n<!-- /support -->", RESULTS)
+    lines = [line.removeprefix("| ").split(" | ") for line in table.splitlines()[3:-1]]
+    rows = {name: line[1:] for line in lines for name in line[0].split(", ")}
+    short = {line.split(" | ")[0].removeprefix("| ") for line in support_matrix(RESULTS).splitlines()[2:]}
+    assert short - rows.keys() == {"gradients, bf16"}
+    assert rows["bf16"][:2] == ["measured, 16 to 256"] * 2
+    assert rows["cache"][1] == "none"
+    assert table.endswith("\n<!-- /support -->")
+
+
 def test_every_lost_shape_is_slower_than_its_rival() -> None:
     ratios = [float(line.split(" | ")[4]) for line in block("losses", RESULTS).splitlines()[2:]]
     assert ratios
