@@ -135,21 +135,27 @@ def test_the_first_look_up_in_a_frozen_file_needs_no_sqlite(environment: dict[st
     assert tuned(environment | hidden | frozen, tmp_path).stdout.split() == ["frozen", "256", "0"]
 
 
-LATE_NAMES = """
+NAMES = """
 import blocktune
-for name in ("tune", "tune_schedule", "GuidedSampler", "load_trials"):
+for name in blocktune.__all__:
     try:
-        getattr(blocktune, name)()
+        getattr(blocktune, name)
     except ImportError as error:
-        print(type(error).__name__, error)
+        print(name, type(error).__name__, error)
+blocktune.install()
 """
 
 
 def test_a_name_that_needs_more_says_what(environment: dict[str, str]) -> None:
-    lines = printed(environment, LATE_NAMES).splitlines()
-    assert len(lines) == 4
-    assert {line.split()[0] for line in lines} == {"MissingPackageError"}
-    assert ["is not installed. Install it: pip install " in line for line in lines] == [True] * 4
+    lines = printed(environment, NAMES).splitlines()
+    assert [line.split()[0] for line in lines] == ["GuidedSampler", "tune", "tune_schedule"]
+    assert {line.split()[1] for line in lines} == {"MissingPackageError"}
+    assert ["is not installed. Install it: pip install " in line for line in lines] == [True] * 3
+
+
+def test_frames_need_an_extra_of_their_own(environment: dict[str, str]) -> None:
+    done = run(environment, "-c", "import blocktune; blocktune.load_trials()")
+    assert done.stderr.splitlines()[-1].endswith('Install it: pip install "blocktune[frames]"')
 
 
 def test_a_command_names_what_is_missing(environment: dict[str, str]) -> None:
