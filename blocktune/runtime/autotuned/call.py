@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import CONFIGS, LaunchConfig, LaunchProblem
+from blocktune.runtime.autotuned.config import CONFIGS, MAX_CONFIG_TEXT, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.reach import is_in_reach
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
@@ -111,33 +111,50 @@ def tuner_in(decorated: object) -> "Autotuner | None":
     return inner
 
 
-def pruned_configs(
-    tuner: "Autotuner", name: str, args: Sequence[object], kwargs: Mapping[str, object]
-) -> "dict[LaunchConfig, triton.Config]":
-    """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
+def pruned_configs(tuner: "Autotuner", args: Sequence[object], kwargs: Mapping[str, object]) -> "list[triton.Config]":
+    """Return the configs of a call that its own pruning leaves, in the order of the list. As under Triton, a list of
+    one is not pruned."""
+    if len(tuner.configs) == 1:
+        return list(tuner.configs)
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
-        pruned = tuner.prune_configs(dict(kwargs))
+        return list(tuner.prune_configs(dict(kwargs)))
     finally:
         tuner.nargs = None
-    kept: dict[LaunchConfig, triton.Config] = {}
-    for config in pruned:
-        kept.setdefault(launch_config(name, config), config)
-    return kept
 
 
-def require_no_conflict(
-    name: str, configs: "Mapping[LaunchConfig, triton.Config]", given: Mapping[str, object]
-) -> None:
+def require_no_conflict(name: str, configs: "Sequence[triton.Config]", given: Mapping[str, object]) -> None:
     """Require that a call gives no parameter that is tuned.
 
     Raises:
         UsageError: the call gives a parameter that is tuned.
     """
-    tuned = {parameter for config in configs.values() for parameter in config.all_kwargs()}
-    conflicts = sorted(tuned & given.keys())
+    conflicts = sorted({parameter for config in configs for parameter in config.all_kwargs()} & given.keys())
     if conflicts:
         raise UsageError(
             f"The call of {name} gives {', '.join(conflicts)}, which its configs give too. Leave it out of the call, "
             "or out of the configs."
         )
+
+
+def require_storable(call: AutotunedCall) -> None:
+    """Require that a store can hold the problem of a call and its configs.
+
+    Raises:
+        UsageError: they are too long.
+    """
+    _ = call.listed_problem
+    long = next((config for config in call.configs if len(config.document) > MAX_CONFIG_TEXT), None)
+    if long is not None:
+        raise UsageError(
+            f"A config may have up to {MAX_CONFIG_TEXT} characters, but one of {call.name} has {len(long.document)}: "
+            f"{long.document:.80}... Give it fewer parameters, or shorter names."
+        )
+
+
+def by_stored_form(name: str, configs: "Sequence[triton.Config]") -> "dict[LaunchConfig, triton.Config]":
+    """Return the configs of a kernel by their stored form; of equal ones the first counts."""
+    forms: dict[LaunchConfig, triton.Config] = {}
+    for config in configs:
+        forms.setdefault(launch_config(name, config), config)
+    return forms

@@ -1,16 +1,20 @@
 """Problems and configs of users' own kernels: a problem identifies a call, a config holds its parameters."""
 
+import hashlib
 import json
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
 from typing import Any, Self
 
 from blocktune.kernels.values.errors import UsageError
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-MAX_VALUE = 1 << 20
+MAX_VALUE = 1 << 63
+"""Numbers from here on are known by their text, since no database holds them."""
+
+MAX_TEXT = 200
+"""Characters of a value; a longer text is known by its beginning and its hash."""
+
 MAX_PROBLEM_TEXT = 1000
 MAX_CONFIG_TEXT = 1000
 
@@ -19,6 +23,9 @@ TYPES = "(types)"
 
 CONFIGS = "(configs)"
 """The entry of a problem that identifies the list of configs which a winner was chosen from."""
+
+UNSTORED = "(call)"
+"""The only entry of a problem that stands for a call in its process, where its own cannot be told."""
 
 Plain = int | float | bool | str | None
 
@@ -36,10 +43,10 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         for name, value in self.values:
-            if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(value, Plain):
+            if not isinstance(name, str) or not name.isidentifier() or not isinstance(value, Plain):
                 raise UsageError(f"A parameter must be a name with a plain value, but got {name!r}={value!r}.")
-            if isinstance(value, (int, float)) and not abs(value) <= MAX_VALUE:
-                raise UsageError(f"A parameter must be at most {MAX_VALUE}, but got {name}={value}.")
+            if isinstance(value, (int, float)) and not abs(value) < MAX_VALUE:
+                raise UsageError(f"A parameter must be less than {MAX_VALUE}, but got {name}={value}.")
         object.__setattr__(self, "values", tuple(sorted(self.values)))
 
     @property
@@ -200,8 +207,13 @@ class KernelProblem:
 
 
 def plain(value: object) -> Plain:
-    """Return a value as a problem or a config keeps it: one that is not plain is known by its text."""
-    return value if isinstance(value, Plain) else str(value)
+    """Return a value as a problem or a config keeps it. One that is not plain is known by its text, as are numbers that
+    no database holds."""
+    if value is None or (isinstance(value, (int, float)) and abs(value) < MAX_VALUE):
+        return value
+    text = str(value)
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}... {digest}"
 
 
 def _loaded(text: object, longest: int) -> object:
@@ -232,5 +244,5 @@ def _parsed(value: object) -> Plain:
 
 def _distance(one: Plain, other: Plain) -> float | None:
     if type(one) is int and type(other) is int and min(one, other) > 0:
-        return abs(log2(one / other))
+        return abs(math.log2(one / other))
     return 0.0 if type(one) is type(other) and one == other else None

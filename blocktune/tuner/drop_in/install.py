@@ -16,6 +16,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.boundary import warn_of_failure
 from blocktune.runtime.autotuned.call import jitted_function
 from blocktune.runtime.autotuned.call_key import require_sequence
 from blocktune.runtime.autotuned.frozen import load_frozen
@@ -133,8 +134,12 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:
-    """Return what replaces a tuner; None if it stays as it is."""
-    function = jitted_function(tuner.fn).fn
+    """Return what replaces a tuner; None if it stays as it is, as one of something that is not jitted does."""
+    try:
+        function = jitted_function(tuner.fn).fn
+    except UsageError as error:
+        warn_of_failure("A kernel", "this tuner", error)
+        return None
     name = f"{function.__module__}:{function.__qualname__}"
     if isinstance(tuner, TunedAutotuner) or not installed.covers(name):
         return None

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.autotuned.boundary import tolerance
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
-from blocktune.runtime.autotuned.fallback import KernelExplanation, kernel_offers, stored_winners
+from blocktune.runtime.autotuned.fallback import KernelExplanation, KernelWinner, kernel_offers, stored_winners
 from blocktune.runtime.autotuned.frozen import frozen_winners
 from blocktune.runtime.selection.explanation import Explanation, measured_reason
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
@@ -16,8 +17,16 @@ KernelCandidate = Candidate[LaunchProblem, LaunchConfig]
 
 def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
     """Return the choice that is known of a call, no further down than a source."""
-    given = frozen_winners(call.name, call.source_hash, device)
-    offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), call.listed_problem)
+    given = list[KernelWinner]()
+    with tolerance(call.name, "frozen winners"):
+        given = frozen_winners(call.name, call.source_hash, device)
+
+    def stored() -> list[KernelWinner]:
+        with tolerance(call.name, "stored winners"):
+            return stored_winners(call.name, call.source_hash, device)
+        return []
+
+    offers = kernel_offers(given, stored, call.listed_problem)
     passed_over: list[Rejection] = []
 
     def fit(candidate: KernelCandidate) -> KernelCandidate | str:

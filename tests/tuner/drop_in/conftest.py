@@ -47,7 +47,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
 
     made = FakeGpu(time_us)
     launches = LaunchTools(lambda l2: FakeHookedClock(made), lambda: None)
-    tools = DropInMachine(ahead=compiler, open_store=lambda: ResultStore.open(path), launches=launches)
+    tools = DropInMachine(ahead=compiler, open_store=lambda _: ResultStore.open(path), launches=launches)
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(decide, "current_device", lambda: H200)
     monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path / "cache"))
