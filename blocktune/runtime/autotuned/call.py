@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import CONFIGS, MAX_CONFIG_TEXT, LaunchConfig, LaunchProblem
+from blocktune.runtime.autotuned.config import (
+    CONFIGS,
+    MAX_CONFIG_TEXT,
+    LaunchConfig,
+    LaunchProblem,
+    launch_config,
+    triton_config,
+)
 from blocktune.runtime.autotuned.reach import is_in_reach
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 
 if TYPE_CHECKING:
     import triton

@@ -5,9 +5,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from blocktune.kernels.values.errors import UsageError
+
+if TYPE_CHECKING:
+    import triton
 
 MAX_VALUE = 1 << 63
 """Numbers from here on are known by their text, since no database holds them."""
@@ -28,6 +31,11 @@ UNSTORED = "(call)"
 """The only entry of a problem that stands for a call in its process, where its own cannot be told."""
 
 Plain = int | float | bool | str | None
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+"""What `triton.Config` takes in addition to what is compiled in."""
+
+_USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +222,22 @@ def plain(value: object) -> Plain:
     text = str(value)
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}... {digest}"
+
+
+def launch_config(kernel: str, config: "triton.Config") -> LaunchConfig:
+    """Return the stored form of a config. Its hook is no part of it; a value that is not plain is known by its text."""
+    options = {name: getattr(config, name, _USUAL.get(name)) for name in LAUNCH_OPTIONS}
+    told = {name: value for name, value in options.items() if name not in _USUAL or value != _USUAL[name]}
+    return LaunchConfig(kernel, tuple((name, plain(value)) for name, value in {**config.kwargs, **told}.items()))
+
+
+def triton_config(config: LaunchConfig) -> "triton.Config":
+    """Return the config to launch with that a stored one stands for."""
+    import triton
+
+    parameters = config.parameters
+    options = {name: parameters.pop(name) for name in LAUNCH_OPTIONS if name in parameters}
+    return triton.Config(parameters, **options)
 
 
 def _loaded(text: object, longest: int) -> object:

@@ -22,11 +22,11 @@ from blocktune.runtime.autotuned.call import (
     require_storable,
 )
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter, require_names, unstored_problem
+from blocktune.runtime.autotuned.choices import BoundLaunch, ChoiceTable
 from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
-from blocktune.runtime.autotuned.launches import Kind, Launches
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.stock_tuner import StockKey, Timings, stock_choice, stock_key, tell_choice, timings_of
+from blocktune.runtime.autotuned.stock_tuner import Timings, stock_choice, stock_key, tell_choice, timings_of
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
 
@@ -35,52 +35,8 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
 
 Decide = Callable[[AutotunedCall], KernelExplanation]
-Place = tuple[torch.device | None, LaunchProblem]
-"""The device of a call's tensors, and its problem."""
-
-MAX_CHOICES = 4096
-"""Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
-
-MAX_KINDS = 4 * MAX_CHOICES
-"""Kinds of calls whose launches a kernel counts."""
-
-_WRITTEN = "_blocktune_written"
-"""The attribute of a tuner with what was written here into its own cache; a library wrote the rest."""
-
 kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 """Those that this process has launched."""
-
-
-class BoundLaunch:
-    """The config of a kind of call, the reason for it, and the number of launches.
-
-    stock_key: of Triton's tuner. timings: of the configs, as Triton's tuner has them.
-    """
-
-    __slots__ = ("calls", "config", "explanation", "hook", "options", "stock_key", "timings")
-
-    def __init__(self, explanation: KernelExplanation, key: StockKey, timings: Timings | None = None) -> None:
-        config = explanation.launched
-        assert config is not None
-        self.explanation, self.calls = explanation, 0
-        self.stock_key, self.timings = key, timings or {}
-        self.config, self.hook = config, config.pre_hook  # for each launch, as the following
-        self.options: Mapping[str, object] = config.all_kwargs()
-
-    @property
-    def launches(self) -> Launches:
-        """What was launched, of which the first may have had to wait for a choice."""
-        why = self.explanation
-        misses = int(why.tuned or why.rung is Rung.DEFAULT)
-        return Launches(max(0, self.calls - misses), misses, why.seconds if why.tuned else 0.0)
-
-    @property
-    def saved_us(self) -> float:
-        """GPU time that the launches took less than the list's first config would, where both were timed."""
-        why = self.explanation
-        if why.time_us is None or why.default_time_us is None:
-            return 0.0
-        return self.calls * (why.default_time_us - why.time_us)
 
 
 def forget_choices() -> None:
@@ -108,12 +64,8 @@ class TunedKernel:
         require_names("buckets", settings.buckets, tuner.arg_names, self.name)
         self.misses = 0
         self.seconds = 0.0
-        self.served: dict[Place, BoundLaunch] = {}
+        self.table = ChoiceTable(self.name, tuner)
         self._decide = decide
-        self._fast: dict[tuple[object, ...], BoundLaunch] = {}
-        self._calls_before = 0
-        self._launches_before: dict[Kind, Launches] = {}
-        self._written: dict[StockKey, triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
         self._lock = threading.RLock()
         self._take_list()
         kernels.add(self)
@@ -123,7 +75,7 @@ class TunedKernel:
         tuner = self.tuner
         if self._is_steered:
             self._follow_tuner()
-        served = self._fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
+        served = self.table.fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
         served.calls += 1
         tuner.best_config = served.config
         if served.hook is not None:
@@ -138,7 +90,7 @@ class TunedKernel:
         """
         if self._is_steered:
             self._follow_tuner()
-        known = self._fast.get(self._quick(args, kwargs))
+        known = self.table.fast.get(self._quick(args, kwargs))
         if known is None and "grid" not in kwargs:
             raise UsageError(
                 f"This kind of call of {self.name} is new, and cannot be measured without a grid. Add `grid=(...)`, or "
@@ -147,22 +99,9 @@ class TunedKernel:
         return (known or self._serve(args, {"warmup": False, **kwargs})).explanation
 
     @property
-    def calls(self) -> int:
-        """How many launches this process has made."""
-        return self._calls_before + sum(served.calls for served in self.served.values())
-
-    @property
-    def launches(self) -> dict[Kind, Launches]:
-        """The launches of each kind of call that there were several configs for, by this process."""
-        counted = dict(self._launches_before)
-        for place, served in self.served.items():
-            self._count(counted, place, served)
-        return counted
-
-    @property
     def choices(self) -> dict[LaunchProblem, KernelExplanation]:
         """What serves each kind of call, and why; on the last device that had it."""
-        return {problem: served.explanation for (_, problem), served in self.served.items()}
+        return {problem: served.explanation for (_, problem), served in self.table.served.items()}
 
     def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> AutotunedCall:
         """Return a launch with these arguments, its grid included, and the configs that it may have.
@@ -177,7 +116,7 @@ class TunedKernel:
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""
         with self._lock:
-            self._drop(list(self.served))
+            self.table.drop(list(self.table.served))
 
     @cached_property
     def source_hash(self) -> str:
@@ -198,12 +137,12 @@ class TunedKernel:
     @property
     def _is_steered(self) -> bool:
         """Whether a program has replaced the tuner's configs, or taken choices out of its cache."""
-        return self.tuner.configs is not self._configs or len(self.tuner.cache) < self._cached
+        return self.tuner.configs is not self._configs or self.table.has_lost
 
     def _take_list(self) -> None:
         """Choose among the configs that the tuner has now."""
         tuner = self.tuner
-        self._configs, self._cached = tuner.configs, len(tuner.cache)
+        self._configs = tuner.configs
         if isinstance(tuner.configs_top_k, float) and len(tuner.configs) * tuner.configs_top_k < 1:
             tuner.configs_top_k = 1  # as in Triton 3.9: a share that rounds to nothing keeps one config
         has_hooks = any(config.pre_hook is not None for config in tuner.configs)
@@ -224,9 +163,9 @@ class TunedKernel:
             with tolerance(self.name, "its key"):
                 problem = self._key.problem(args, kwargs)
             place = (_device_of(args, kwargs), problem)
-            known = self.served.get(place)
+            known = self.table.served.get(place)
             served = known or self._bound(problem, args, kwargs)
-            self._keep(quick, place, served)
+            self.table.keep(quick, place, served)
         if known is None and served.timings:  # after the lock, since a listener may wait for other launches
             with tolerance(self.name, "the listener of Triton's knobs"):
                 tell_choice(self.tuner, served.stock_key, problem.label, served.explanation, served.timings)
@@ -235,8 +174,8 @@ class TunedKernel:
     def _bound(self, problem: LaunchProblem, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         """Return what serves a call, with the choice made now."""
         key, started = stock_key(self.tuner, args, kwargs), time.monotonic()
-        preset = self.tuner.cache.get(key)
-        if preset is not None and preset is not self._written.get(key):
+        preset = self.table.preset(key)
+        if preset is not None:
             return BoundLaunch(_unmeasured(problem, preset, "chosen by a library"), key)
         configs = pruned_configs(self.tuner, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
@@ -248,9 +187,10 @@ class TunedKernel:
         found, timings = self._decided(problem, configs, args, kwargs)
         seconds = time.monotonic() - started
         self.seconds += seconds
-        self.tuner.cache[key] = self._written[key] = found.launched  # where programs look for it, as for the following
-        self.tuner.configs_timings, self.tuner.bench_time = timings, seconds
-        return BoundLaunch(found, key, timings)
+        served = BoundLaunch(found, key, timings)
+        self.table.write(key, served.config)
+        self.tuner.configs_timings, self.tuner.bench_time = timings, seconds  # where programs look for them
+        return served
 
     def _decided(
         self,
@@ -303,35 +243,6 @@ class TunedKernel:
                 f"{problem.label} is new to {self.name}, so that a CUDA graph cannot capture it yet. Call it once "
                 "before the capture."
             )
-
-    def _keep(self, quick: tuple[object, ...], place: Place, served: BoundLaunch) -> None:
-        """Keep what serves a kind of call. Where there are too many, the older half is forgotten."""
-        if len(self.served) >= MAX_CHOICES and place not in self.served:
-            self._drop(list(self.served)[: MAX_CHOICES // 2])
-        if len(self._fast) >= MAX_CHOICES:
-            self._fast = {}
-        self._fast[quick] = self.served[place] = served
-        self._cached = len(self.tuner.cache)
-
-    def _drop(self, places: Sequence[Place]) -> None:
-        """Forget what serves some kinds of calls, and keep the counts of their launches."""
-        for place in places:
-            served = self.served.pop(place)
-            self._calls_before += served.calls
-            self._count(self._launches_before, place, served)
-            written = self._written.pop(served.stock_key, None)
-            if written is not None and self.tuner.cache.get(served.stock_key) is written:
-                del self.tuner.cache[served.stock_key]
-        self._fast = {}
-        self._cached = len(self.tuner.cache)
-
-    def _count(self, counted: dict[Kind, Launches], place: Place, served: BoundLaunch) -> None:
-        """Add the launches of a kind of call to counts, of which the oldest make room."""
-        if served.explanation.device is not None:
-            kind = Kind(served.explanation.device, self.name, place[1])
-            while len(counted) >= MAX_KINDS and kind not in counted:
-                del counted[next(iter(counted))]
-            counted[kind] = counted.get(kind, Launches()) + served.launches
 
 
 def _device_of(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device | None:

@@ -8,7 +8,8 @@ from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.launches.launch_runner import LaunchRunner
-from blocktune.tuner.launches.race import Standing, race
+from blocktune.tuner.launches.launches import ConfigLaunch, brings_its_own_bench
+from blocktune.tuner.launches.race import Standing, fastest, race
 from blocktune.tuner.measure.telemetry import disturbance
 from blocktune.tuner.subject.launch import LaunchSubject
 
@@ -65,7 +66,9 @@ class ListRace:
         if len(contenders) == 1 and contenders[0] in self._known:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with open_runner() as runner:
-            standing = race(contenders, runner.rounds)
+            self._tell_failures()
+            find = fastest if brings_its_own_bench(self._subject.call) else race
+            standing = find(contenders, runner.rounds)
             self._keep_failures(runner.failures)
             if standing is not None:
                 self._keep_times(standing, sample())
@@ -84,7 +87,7 @@ class ListRace:
             len(self._list),
             time_us=time_us,
             default_time_us=default_us,
-            speedup_over_default=None if default_us is None else default_us / time_us,
+            speedup_over_default=default_us / time_us if default_us and time_us else None,
         )
 
     def _best_known(self) -> tuple[LaunchConfig, ...]:
@@ -100,12 +103,26 @@ class ListRace:
         if compiled.resources is not None:
             error = self._subject.misfit(self._subject.occupancy(compiled.resources)) or ""
             outcome = Outcome.INFEASIBLE if error else outcome
-        if outcome is Outcome.OK:
+        if outcome is Outcome.OK or (outcome is Outcome.INFEASIBLE and self._has_listening_hook):
             return True
         self._keep(config, outcome, error=error, compile_seconds=compiled.seconds)
         if compiled.transient:
             self.failed_by_machine.add(config)
         return False
+
+    @property
+    def _has_listening_hook(self) -> bool:
+        """Whether the author's hook is to see why configs fail, which it does where they are launched all the same."""
+        return self._subject.call.tuner.user_defined_post_hook and not self._subject.call.settings.isolate
+
+    def _tell_failures(self) -> None:
+        """Call the hooks of configs that do not compile, as a launch would: to compile them again may crash here."""
+        if self._has_listening_hook:
+            for config, trial in self.trials.items():
+                if trial.outcome in (Outcome.COMPILE_ERROR, Outcome.COMPILE_TIMEOUT):
+                    launch = ConfigLaunch(self._subject.call, config)
+                    launch.before()
+                    launch.after(exception=RuntimeError(trial.error))
 
     def _without_spills(self, runnable: Compiles, *, is_only_choice: bool) -> Compiles:
         """Return the configs that spill no more than the settings allow; all of them if all spill more, and nothing

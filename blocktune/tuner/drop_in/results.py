@@ -1,6 +1,7 @@
 """Results of tuning a call: records and messages. A store that is away costs a warning."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -103,7 +104,9 @@ class CallResults:
 
 
 def keep_here(best: KernelBest) -> None:
-    """Let this process keep a winner, also for other ranks."""
+    """Let this process keep a winner, also for other ranks, unless its time is none, as of a bench of its own."""
+    if best.time_us is None or not 0 < best.time_us < math.inf:
+        return
     winner = TunedConfig(shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us)
     add_winner((best.device.key, best.config.kernel, best.kernel_hash), winner)
 

@@ -11,9 +11,8 @@ import torch
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function, tuner_in
-from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem, launch_config, triton_config
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 from blocktune.tuner.launches.arguments import load_arguments, save_arguments
 from blocktune.tuner.offline.specialization import is_importable, object_named
 

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, launch_config
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.stock_tuner import stock_key
-from blocktune.runtime.autotuned.triton_config import launch_config
 from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.decide import decide
 from blocktune.tuner.launches.launch_bench import LaunchBench

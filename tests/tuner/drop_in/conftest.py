@@ -9,6 +9,7 @@ import triton
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
+from blocktune.runtime.autotuned.boundary import forget_warnings
 from blocktune.runtime.autotuned.frozen import forget_frozen
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in import decide, tune_call
@@ -55,6 +56,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
         yield made
     uninstall()
     forget_frozen()
+    forget_warnings()
 
 
 def decorated(kernel: Any = scale_kernel, configs: Any = CONFIGS, **options: Any) -> Any:

@@ -24,7 +24,7 @@ from triton import language as tl
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware import nvml
-from blocktune.runtime.autotuned import boundary, call, config, kernel
+from blocktune.runtime.autotuned import call, choices, config, kernel
 from blocktune.runtime.autotuned.call_key import CallKey
 from blocktune.tuner.drop_in import decide, known, node_lock, results, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
@@ -41,8 +41,7 @@ pytestmark = compiled_here
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told() -> None:
-    boundary.forget_warnings()
+def _fresh() -> None:
     scale_kernel.cache.clear()
     vars(scale_kernel).pop("do_bench", None)  # of the GPU of an earlier test
 
@@ -315,14 +314,14 @@ def test_a_listener_may_wait_for_another_launch_of_its_kernel(gpu: FakeGpu, monk
     monkeypatch.setattr(knobs.autotuning, "listener", listen, raising=False)
     tuned[grid](torch.ones(1000), 1000, 2.0)
     assert launched.is_set()
-    assert tuned.kernel.calls == 2
+    assert tuned.kernel.table.calls == 2
 
 
 def test_lengths_that_change_with_every_step_do_not_pile_up(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MAX_CHOICES", 4)
-    monkeypatch.setattr(kernel, "MAX_KINDS", 6)
+    monkeypatch.setattr(choices, "MAX_CHOICES", 4)
+    monkeypatch.setattr(choices, "MAX_KINDS", 6)
     tuned = decorated(configs=scale_kernel.configs[:2], do_bench=lambda launch, quantiles: (launch(), [1.0] * 3)[1])
     for length in range(1000, 1010):
         tuned[grid](torch.ones(1000), length, 2.0)
-    assert (len(tuned.kernel.served), len(tuned.cache), len(tuned.kernel.launches)) == (4, 4, 6)
-    assert tuned.kernel.calls == 10
+    assert (len(tuned.kernel.table.served), len(tuned.cache), len(tuned.kernel.table.launches)) == (4, 4, 6)
+    assert tuned.kernel.table.calls == 10

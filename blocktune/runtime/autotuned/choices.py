@@ -1,0 +1,137 @@
+"""The choices of a kernel in this process: the config of each kind of call, and how often it was launched."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.runtime.autotuned.fallback import KernelExplanation
+from blocktune.runtime.autotuned.launches import Kind, Launches
+from blocktune.runtime.autotuned.stock_tuner import StockKey, Timings
+from blocktune.runtime.selection.ladder import Rung
+
+if TYPE_CHECKING:
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+MAX_CHOICES = 4096
+"""Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
+
+MAX_KINDS = 4 * MAX_CHOICES
+"""Kinds of calls whose launches a kernel counts."""
+
+_WRITTEN = "_blocktune_written"
+"""The attribute of a tuner with what was written here into its own cache; a library wrote the rest."""
+
+Place = tuple[torch.device | None, LaunchProblem]
+"""The device of a call's tensors, and its problem."""
+
+
+class BoundLaunch:
+    """The config of a kind of call, the reason for it, and the number of launches.
+
+    stock_key: of Triton's tuner. timings: of the configs, as Triton's tuner has them.
+    """
+
+    __slots__ = ("calls", "config", "explanation", "hook", "options", "stock_key", "timings")
+
+    def __init__(self, explanation: KernelExplanation, key: StockKey, timings: Timings | None = None) -> None:
+        config = explanation.launched
+        assert config is not None
+        self.explanation, self.calls = explanation, 0
+        self.stock_key, self.timings = key, timings or {}
+        self.config, self.hook = config, config.pre_hook  # for each launch, as the following
+        self.options: Mapping[str, object] = config.all_kwargs()
+
+    @property
+    def launches(self) -> Launches:
+        """What was launched, of which the first may have had to wait for a choice."""
+        why = self.explanation
+        misses = int(why.tuned or why.rung is Rung.DEFAULT)
+        return Launches(max(0, self.calls - misses), misses, why.seconds if why.tuned else 0.0)
+
+    @property
+    def saved_us(self) -> float:
+        """GPU time that the launches took less than the list's first config would, where both were timed."""
+        why = self.explanation
+        if why.time_us is None or why.default_time_us is None:
+            return 0.0
+        return self.calls * (why.default_time_us - why.time_us)
+
+
+class ChoiceTable:
+    """What serves the kinds of calls of one kernel. It is bounded, and follows the tuner's own cache, in which programs
+    look for winners, and from which they take some out to have them chosen again.
+
+    served: by device and problem. fast: by the quick key of a call.
+
+    Args:
+        kernel: the kernel's name.
+        tuner: Triton's object.
+    """
+
+    def __init__(self, kernel: str, tuner: "Autotuner") -> None:
+        self._kernel, self._tuner = kernel, tuner
+        self.served: dict[Place, BoundLaunch] = {}
+        self.fast: dict[tuple[object, ...], BoundLaunch] = {}
+        self._calls_before = 0
+        self._launches_before: dict[Kind, Launches] = {}
+        self._written: dict[StockKey, triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
+        self._cached = len(tuner.cache)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a program has taken choices out of the tuner's cache."""
+        return len(self._tuner.cache) < self._cached
+
+    @property
+    def calls(self) -> int:
+        """How many launches this process has made."""
+        return self._calls_before + sum(served.calls for served in self.served.values())
+
+    @property
+    def launches(self) -> dict[Kind, Launches]:
+        """The launches of each kind of call that there were several configs for."""
+        counted = dict(self._launches_before)
+        for place, served in self.served.items():
+            self._count(counted, place, served)
+        return counted
+
+    def preset(self, key: StockKey) -> "triton.Config | None":
+        """Return what a library has put into the tuner's cache for a call."""
+        found = self._tuner.cache.get(key)
+        return None if found is self._written.get(key) else found
+
+    def write(self, key: StockKey, config: "triton.Config") -> None:
+        """Put a choice where programs look for it."""
+        self._tuner.cache[key] = self._written[key] = config
+
+    def keep(self, quick: tuple[object, ...], place: Place, served: BoundLaunch) -> None:
+        """Keep what serves a kind of call. Where there are too many, the older half is forgotten."""
+        if len(self.served) >= MAX_CHOICES and place not in self.served:
+            self.drop(list(self.served)[: MAX_CHOICES // 2])
+        if len(self.fast) >= MAX_CHOICES:
+            self.fast = {}
+        self.fast[quick] = self.served[place] = served
+        self._cached = len(self._tuner.cache)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Forget what serves some kinds of calls, and keep the counts of their launches."""
+        for place in places:
+            served = self.served.pop(place)
+            self._calls_before += served.calls
+            self._count(self._launches_before, place, served)
+            written = self._written.pop(served.stock_key, None)
+            if written is not None and self._tuner.cache.get(served.stock_key) is written:
+                del self._tuner.cache[served.stock_key]
+        self.fast = {}
+        self._cached = len(self._tuner.cache)
+
+    def _count(self, counted: dict[Kind, Launches], place: Place, served: BoundLaunch) -> None:
+        """Add the launches of a kind of call to counts, of which the oldest make room."""
+        if served.explanation.device is not None:
+            kind = Kind(served.explanation.device, self._kernel, place[1])
+            while len(counted) >= MAX_KINDS and kind not in counted:
+                del counted[next(iter(counted))]
+            counted[kind] = counted.get(kind, Launches()) + served.launches
