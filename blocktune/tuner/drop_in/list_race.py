@@ -61,8 +61,10 @@ class ListRace:
         """
         best_known = self._best_known()
         runnable = {config: compiled[config] for config in self.new if self._can_run(config, compiled[config])}
+        refused = self._refused()
         twins = self._twins(self._without_spills(runnable, is_only_choice=not best_known))
-        contenders = [config for config in self._list if config in best_known or twins.get(config) == config]
+        racing = {*best_known, *refused, *(config for config, twin in twins.items() if config == twin)}
+        contenders = [config for config in self._list if config in racing]
         if len(contenders) == 1 and contenders[0] in self._known:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with open_runner() as runner:
@@ -103,16 +105,22 @@ class ListRace:
         if compiled.resources is not None:
             error = self._subject.misfit(self._subject.occupancy(compiled.resources)) or ""
             outcome = Outcome.INFEASIBLE if error else outcome
-        if outcome is Outcome.OK or (outcome is Outcome.INFEASIBLE and self._has_listening_hook):
+        if outcome is Outcome.OK:
             return True
         self._keep(config, outcome, error=error, compile_seconds=compiled.seconds)
         if compiled.transient:
             self.failed_by_machine.add(config)
         return False
 
+    def _refused(self) -> list[LaunchConfig]:
+        """Return the configs to launch although they do not fit, for a hook that is to see the error."""
+        if not self._has_listening_hook:
+            return []
+        return [config for config, trial in self.trials.items() if trial.outcome is Outcome.INFEASIBLE]
+
     @property
     def _has_listening_hook(self) -> bool:
-        """Whether the author's hook is to see why configs fail, which it does where they are launched all the same."""
+        """Whether the author's hook is to see why configs fail."""
         return self._subject.call.tuner.user_defined_post_hook and not self._subject.call.settings.isolate
 
     def _tell_failures(self) -> None:
