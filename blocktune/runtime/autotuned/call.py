@@ -2,14 +2,19 @@
 
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.config import (
+    BYTES,
     CONFIGS,
     MAX_CONFIG_TEXT,
+    PROGRAMS,
     LaunchConfig,
     LaunchProblem,
     launch_config,
@@ -24,19 +29,59 @@ if TYPE_CHECKING:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
+    JittedFunction: TypeAlias = JITFunction | InterpretedFunction
+
 Grid = Callable[[Mapping[str, object]], Sequence[int]] | Sequence[int]
+
+FAR = 4.0
+"""How many times another size is so far away that another config may win there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSize:
+    """The size of a launch.
+
+    programs: of the grid of the list's first config. tensor_bytes: of its tensors. is_trivial: it has no program at
+    all, or one whatever the config, so that its times say nothing of other launches.
+    """
+
+    programs: int
+    tensor_bytes: int
+    is_trivial: bool = False
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """What a stored problem holds of it."""
+        return {PROGRAMS: self.programs, BYTES: self.tensor_bytes}
+
+    @classmethod
+    def stored(cls, problem: LaunchProblem) -> "LaunchSize | None":
+        """Return the size that a winner was measured with; None if its problem does not tell, as of version 0.1."""
+        found = dict(problem.arguments)
+        programs, tensor_bytes = found.get(PROGRAMS), found.get(BYTES)
+        return cls(programs, tensor_bytes) if type(programs) is int and type(tensor_bytes) is int else None
+
+    def factor(self, other: "LaunchSize") -> float:
+        """Return how many times the one is larger than the other."""
+        pairs = ((self.programs, other.programs), (self.tensor_bytes, other.tensor_bytes))
+        return max(max(1, *pair) / max(1, min(pair)) for pair in pairs)
+
+    def is_near(self, other: "LaunchSize") -> bool:
+        """Return whether a config that is fastest at one of two sizes may serve the other one."""
+        return self.is_trivial == other.is_trivial and (self.is_trivial or self.factor(other) <= FAR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutotunedCall:
     """A launch with its arguments, and what it may be launched with.
 
-    tuner: Triton's object. function: the jitted function inside. problem: without the list of configs. configs: those
-    that are left after pruning, in the order of the list, by their stored form.
+    tuner: Triton's object. function: the jitted function inside. problem: without the list of configs and the size.
+    configs: those that are left after pruning, in the order of the list, by their stored form. size: None where the
+    grid does not tell.
     """
 
     tuner: "Autotuner"
-    function: "JITFunction | InterpretedFunction"
+    function: "JittedFunction"
     name: str
     source_hash: str
     problem: LaunchProblem
@@ -44,6 +89,7 @@ class AutotunedCall:
     args: Sequence[object]
     kwargs: Mapping[str, object]
     settings: Settings
+    size: LaunchSize | None = None
 
     @property
     def named(self) -> dict[str, object]:
@@ -80,16 +126,73 @@ class AutotunedCall:
         return next(iter(self.configs))
 
     @property
+    def sized_problem(self) -> LaunchProblem:
+        """The problem with the size of the launch, as trials are stored."""
+        return self.problem if self.size is None else self.problem.having(self.size.entries)
+
+    @property
     def listed_problem(self) -> LaunchProblem:
         """The problem with the list that its winner is chosen from: each list has winners of its own."""
         words = "\n".join(sorted(config.document for config in self.configs))
         if self.settings.expand:
             words += f"\nexpand {self.settings.expand}"
         digest = hashlib.sha256(words.encode()).hexdigest()[:12]
-        return LaunchProblem.of(dict(self.problem.arguments) | {CONFIGS: digest})
+        return self.sized_problem.having({CONFIGS: digest})
 
 
-def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
+def size_of(
+    tuner: "Autotuner", function: "JittedFunction", args: Sequence[object], kwargs: Mapping[str, object]
+) -> LaunchSize | None:
+    """Return the size of a launch; None without a grid."""
+    grid = cast("Grid | None", kwargs.get("grid"))
+    if grid is None:
+        return None
+    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    tensors = [tensor for value in named.values() if isinstance(tensor := getattr(value, "base", value), Tensor)]
+    tensor_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if not callable(grid):
+        programs = math.prod(grid)
+        return LaunchSize(programs, tensor_bytes, is_trivial=programs == 0)
+    first, *others = (
+        _ReadMeta(grid_arguments(tuner.fn, function, {**named, **config.all_kwargs()})) for config in tuner.configs
+    )
+    programs = math.prod(grid(first))
+    depends = not first.read.isdisjoint(tuner.configs[0].kwargs)
+    is_trivial = programs <= depends and all(math.prod(grid(meta)) <= 1 for meta in others)
+    return LaunchSize(programs, tensor_bytes, is_trivial)
+
+
+class _ReadMeta(dict[str, object]):
+    """Arguments of a grid function that note which of them it reads."""
+
+    def __init__(self, arguments: Mapping[str, object]) -> None:
+        super().__init__(arguments)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def grid_arguments(fn: object, function: "JittedFunction", named: Mapping[str, object]) -> dict[str, object]:
+    """Return what a grid function is given: all arguments by name, defaults and heuristics included.
+
+    Args:
+        fn: what the tuner launches, with heuristics around the function.
+        function: the jitted function inside.
+        named: the arguments by name, those of a config included.
+    """
+    parameters = inspect.signature(function.fn).parameters.items()
+    defaults = {name: each.default for name, each in parameters if each.default is not inspect.Parameter.empty}
+    meta = {**defaults, **named}
+    while fn is not function:
+        for name, value in getattr(fn, "values", {}).items():
+            meta[name] = value(meta)
+        fn = fn.fn  # type: ignore[attr-defined]
+    return meta
+
+
+def jitted_function(fn: object) -> "JittedFunction":
     """Return the function of `triton.jit` inside of decorators.
 
     Raises:

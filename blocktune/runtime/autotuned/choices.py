@@ -1,10 +1,11 @@
 """The choices of a kernel in this process: the config of each kind of call, and how often it was launched."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from blocktune.runtime.autotuned.call import LaunchSize
 from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.launches import Kind, Launches
@@ -24,8 +25,19 @@ MAX_KINDS = 4 * MAX_CHOICES
 _WRITTEN = "_blocktune_written"
 """The attribute of a tuner with what was written here into its own cache; a library wrote the rest."""
 
-Place = tuple[torch.device | None, LaunchProblem]
-"""The device of a call's tensors, and its problem."""
+
+class Place(NamedTuple):
+    """A kind of call: the device of its tensors, its problem, and the size of the launch that was decided."""
+
+    device: torch.device | None
+    problem: LaunchProblem
+    size: LaunchSize | None
+
+    def covers(self, other: "Place") -> bool:
+        """Return whether a choice for this kind of call serves another one."""
+        if (self.device, self.problem) != (other.device, other.problem):
+            return False
+        return self.size is None or other.size is None or self.size.is_near(other.size)
 
 
 class BoundLaunch:
@@ -64,7 +76,7 @@ class ChoiceTable:
     """What serves the kinds of calls of one kernel. It is bounded, and follows the tuner's own cache, in which programs
     look for winners, and from which they take some out to have them chosen again.
 
-    served: by device and problem. fast: by the quick key of a call.
+    served: by kind of call. fast: by the quick key of a call.
 
     Args:
         kernel: the kernel's name.
@@ -107,14 +119,23 @@ class ChoiceTable:
         """Put a choice where programs look for it."""
         self._tuner.cache[key] = self._written[key] = config
 
-    def keep(self, quick: tuple[object, ...], place: Place, served: BoundLaunch) -> None:
+    def find(self, place: Place) -> BoundLaunch | None:
+        """Return what serves a kind of call, or another one of nearly its size."""
+        exact = self.served.get(place)
+        return exact or next((served for kept, served in self.served.items() if kept.covers(place)), None)
+
+    def remember(self, quick: tuple[object, ...], served: BoundLaunch) -> None:
+        """Let a choice be found by the quick key of a call."""
+        if len(self.fast) >= MAX_CHOICES:
+            self.fast = {}
+        self.fast[quick] = served
+        self._cached = len(self._tuner.cache)
+
+    def keep(self, place: Place, served: BoundLaunch) -> None:
         """Keep what serves a kind of call. Where there are too many, the older half is forgotten."""
         if len(self.served) >= MAX_CHOICES and place not in self.served:
             self.drop(list(self.served)[: MAX_CHOICES // 2])
-        if len(self.fast) >= MAX_CHOICES:
-            self.fast = {}
-        self.fast[quick] = self.served[place] = served
-        self._cached = len(self._tuner.cache)
+        self.served[place] = served
 
     def drop(self, places: Iterable[Place]) -> None:
         """Forget what serves some kinds of calls, and keep the counts of their launches."""
@@ -131,7 +152,7 @@ class ChoiceTable:
     def _count(self, counted: dict[Kind, Launches], place: Place, served: BoundLaunch) -> None:
         """Add the launches of a kind of call to counts, of which the oldest make room."""
         if served.explanation.device is not None:
-            kind = Kind(served.explanation.device, self._kernel, place[1])
+            kind = Kind(served.explanation.device, self._kernel, place.problem)
             while len(counted) >= MAX_KINDS and kind not in counted:
                 del counted[next(iter(counted))]
             counted[kind] = counted.get(kind, Launches()) + served.launches

@@ -27,6 +27,12 @@ TYPES = "(types)"
 CONFIGS = "(configs)"
 """The entry of a problem that identifies the list of configs which a winner was chosen from."""
 
+METHOD = "(method)"
+"""The entry of a problem that identifies how its configs are measured, where that is not as usual."""
+
+PROGRAMS, BYTES = "(programs)", "(bytes)"
+"""The entries of a stored problem with the size of the measured launch: its grid, and the bytes of its tensors."""
+
 UNSTORED = "(call)"
 """The only entry of a problem that stands for a call in its process, where its own cannot be told."""
 
@@ -98,7 +104,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProblem:
-    """The problem of a call of a tuned kernel: key values by the names of the arguments, `TYPES` and `CONFIGS`.
+    """The problem of a call of a tuned kernel: key values by the names of the arguments, and entries such as `TYPES`.
 
     Raises:
         UsageError: a value is not plain, or there are too many to be a key.
@@ -124,9 +130,18 @@ class LaunchProblem:
     def to_json(self) -> dict[str, Plain]:
         return dict(self.arguments)
 
-    def without(self, name: str) -> "LaunchProblem":
-        """Return the problem without one entry."""
-        return LaunchProblem(tuple(entry for entry in self.arguments if entry[0] != name))
+    def without(self, *names: str) -> "LaunchProblem":
+        """Return the problem without some entries."""
+        return LaunchProblem(tuple(entry for entry in self.arguments if entry[0] not in names))
+
+    def having(self, entries: Mapping[str, Plain]) -> "LaunchProblem":
+        """Return the problem with further entries."""
+        return LaunchProblem.of(dict(self.arguments) | dict(entries))
+
+    @property
+    def key_values(self) -> dict[str, Plain]:
+        """The values of arguments, by name; all other entries have names that no argument can have."""
+        return {name: value for name, value in self.arguments if not name.startswith("(")}
 
     @property
     def document(self) -> str:
@@ -137,9 +152,10 @@ class LaunchProblem:
     def label(self) -> str:
         """A short name for people, such as `M=4096 N=1024 (bf16 bf16 fp32)`."""
         values = dict(self.arguments)
-        types = values.get(TYPES)
-        words = [f"{name}={value}" for name, value in self.arguments if name not in (TYPES, CONFIGS)]
-        return " ".join([*words, *([f"({types})"] if types else [])])
+        words = [f"{name}={value}" for name, value in self.key_values.items()]
+        words += [f"({types})"] if (types := values.get(TYPES)) else []
+        words += [f"{values[PROGRAMS]} programs"] if PROGRAMS in values else []
+        return " ".join(words)
 
     @classmethod
     def from_document(cls, text: object) -> Self:

@@ -15,17 +15,19 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.boundary import tolerance, warn_of_failure
 from blocktune.runtime.autotuned.call import (
     AutotunedCall,
+    LaunchSize,
     by_stored_form,
     jitted_function,
     pruned_configs,
     require_no_conflict,
     require_storable,
+    size_of,
 )
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter, require_names, unstored_problem
-from blocktune.runtime.autotuned.choices import BoundLaunch, ChoiceTable
-from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.runtime.autotuned.choices import BoundLaunch, ChoiceTable, Place
+from blocktune.runtime.autotuned.config import METHOD, LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
-from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.settings import Settings, method_digest
 from blocktune.runtime.autotuned.stock_tuner import Timings, stock_choice, stock_key, tell_choice, timings_of
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
@@ -100,8 +102,8 @@ class TunedKernel:
 
     @property
     def choices(self) -> dict[LaunchProblem, KernelExplanation]:
-        """What serves each kind of call, and why; on the last device that had it."""
-        return {problem: served.explanation for (_, problem), served in self.table.served.items()}
+        """What serves each kind of call, and why; on the last device and of the last size."""
+        return {place.problem: served.explanation for place, served in self.table.served.items()}
 
     def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> AutotunedCall:
         """Return a launch with these arguments, its grid included, and the configs that it may have.
@@ -111,7 +113,8 @@ class TunedKernel:
         """
         configs = pruned_configs(self.tuner, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
-        return self._call(self._key.problem(args, kwargs), configs, args, kwargs)
+        size = size_of(self.tuner, self.function, args, kwargs)
+        return self._call(self._problem(args, kwargs), size, configs, args, kwargs)
 
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""
@@ -145,6 +148,9 @@ class TunedKernel:
         self._configs = tuner.configs
         if isinstance(tuner.configs_top_k, float) and len(tuner.configs) * tuner.configs_top_k < 1:
             tuner.configs_top_k = 1  # as in Triton 3.9: a share that rounds to nothing keeps one config
+        self._method = ""
+        with tolerance(self.name, "the method of its measurement"):
+            self._method = method_digest(self.settings, tuner)
         has_hooks = any(config.pre_hook is not None for config in tuner.configs)
         self._key = CallKey(self._params, tuner.keys, self.settings.buckets, sets_blocks=has_hooks)
         self._quick = self._key.quick
@@ -159,20 +165,36 @@ class TunedKernel:
         """Return what serves a call that is new to this process in some way; it is kept."""
         with self._lock:
             quick = self._quick(args, kwargs)
-            problem = unstored_problem(quick)
-            with tolerance(self.name, "its key"):
-                problem = self._key.problem(args, kwargs)
-            place = (_device_of(args, kwargs), problem)
-            known = self.table.served.get(place)
-            served = known or self._bound(problem, args, kwargs)
-            self.table.keep(quick, place, served)
+            place = self._place(quick, args, kwargs)
+            known = self.table.find(place)
+            if known is None and _is_capturing():  # where nothing can be measured, another size may serve
+                known = self.table.find(place._replace(size=None))
+            served = known or self._bound(place, args, kwargs)
+            if known is None:
+                self.table.keep(place, served)
+            self.table.remember(quick, served)
         if known is None and served.timings:  # after the lock, since a listener may wait for other launches
             with tolerance(self.name, "the listener of Triton's knobs"):
-                tell_choice(self.tuner, served.stock_key, problem.label, served.explanation, served.timings)
+                tell_choice(self.tuner, served.stock_key, place.problem.label, served.explanation, served.timings)
         return served
 
-    def _bound(self, problem: LaunchProblem, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
+    def _place(self, quick: tuple[object, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> Place:
+        """Return the kind of a call."""
+        problem, size = unstored_problem(quick), None
+        with tolerance(self.name, "its key"):
+            problem = self._problem(args, kwargs)
+        with tolerance(self.name, "the size of its launch"):
+            size = size_of(self.tuner, self.function, args, kwargs)
+        return Place(_device_of(args, kwargs), problem, size)
+
+    def _problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchProblem:
+        """Return the problem of a call, with the method of its measurement."""
+        problem = self._key.problem(args, kwargs)
+        return problem.having({METHOD: self._method}) if self._method else problem
+
+    def _bound(self, place: Place, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         """Return what serves a call, with the choice made now."""
+        problem = place.problem
         key, started = stock_key(self.tuner, args, kwargs), time.monotonic()
         preset = self.table.preset(key)
         if preset is not None:
@@ -184,7 +206,7 @@ class TunedKernel:
             return BoundLaunch(_unmeasured(problem, configs[0], f"the {which} config of the list"), key)
         self._require_no_capture(problem)
         self.misses += 1
-        found, timings = self._decided(problem, configs, args, kwargs)
+        found, timings = self._decided(place, configs, args, kwargs)
         seconds = time.monotonic() - started
         self.seconds += seconds
         served = BoundLaunch(found, key, timings)
@@ -194,7 +216,7 @@ class TunedKernel:
 
     def _decided(
         self,
-        problem: LaunchProblem,
+        place: Place,
         configs: "list[triton.Config]",
         args: Sequence[object],
         kwargs: Mapping[str, object],
@@ -202,7 +224,7 @@ class TunedKernel:
         """Return the choice of a call with the times of its configs. Where the call cannot be described for a store,
         Triton's own tuner measures it."""
         try:
-            call = self._call(problem, configs, args, kwargs)
+            call = self._call(place.problem, place.size, configs, args, kwargs)
             require_storable(call)
         except Exception as error:  # whatever a source, a value or its text brings
             if self.settings.of_environment().strict:
@@ -215,6 +237,7 @@ class TunedKernel:
     def _call(
         self,
         problem: LaunchProblem,
+        size: LaunchSize | None,
         configs: "list[triton.Config]",
         args: Sequence[object],
         kwargs: Mapping[str, object],
@@ -226,6 +249,7 @@ class TunedKernel:
             name=self.name,
             source_hash=self.source_hash,
             problem=problem,
+            size=size,
             configs=by_stored_form(self.name, configs),
             args=args,
             kwargs=kwargs,
@@ -238,11 +262,16 @@ class TunedKernel:
         Raises:
             UsageError: one does.
         """
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if _is_capturing():
             raise UsageError(
                 f"{problem.label} is new to {self.name}, so that a CUDA graph cannot capture it yet. Call it once "
                 "before the capture."
             )
+
+
+def _is_capturing() -> bool:
+    """Return whether a CUDA graph captures what this thread launches."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _device_of(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device | None:

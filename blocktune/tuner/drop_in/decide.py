@@ -51,12 +51,30 @@ def decide(call: AutotunedCall) -> KernelExplanation:
         from blocktune.tuner.drop_in.tune_call import choice_by_triton
 
         return choice_by_triton(call)
-    choice = known_choice(call, device, last=call.settings.accept)
+    choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
     if choice is None and call.settings.strict:
         raise _untuned(call, device)
     choice = choice or _tuned_once(call, device)
     logger.info("%s: %s", call.name, choice)
     return choice
+
+
+def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
+    """Return the choice of a call that is not raced, although nothing of its size is known: a strict one gets what was
+    measured with another size, and the times of an empty launch say nothing. None if the call is to be raced."""
+    far = known_choice(call, device, last=call.settings.accept, of_any_size=True)
+    if call.size is not None and call.size.is_trivial:
+        return far or known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
+    if far is not None:
+        then = "is used" if call.settings.strict else "is not used, and all configs are raced once"
+        logger.warning(
+            "%s: a config that was measured with a launch of another size %s for %s, with %d programs on %d bytes.",
+            call.name,
+            then,
+            call.problem.label,
+            *call.size.entries.values() if call.size is not None else (0, 0),
+        )
+    return far if call.settings.strict else None
 
 
 def _device_of(call: AutotunedCall) -> DeviceSpec | None:

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome, Telemetry
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.settings import brings_its_own_bench
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.launches.launch_runner import LaunchRunner
-from blocktune.tuner.launches.launches import ConfigLaunch, brings_its_own_bench
+from blocktune.tuner.launches.launches import ConfigLaunch
 from blocktune.tuner.launches.race import Standing, fastest, race
 from blocktune.tuner.measure.telemetry import disturbance
 from blocktune.tuner.subject.launch import LaunchSubject
@@ -69,7 +70,7 @@ class ListRace:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with open_runner() as runner:
             self._tell_failures()
-            find = fastest if brings_its_own_bench(self._subject.call) else race
+            find = fastest if brings_its_own_bench(self._subject.call.tuner) else race
             standing = find(contenders, runner.rounds)
             self._keep_failures(runner.failures)
             if standing is not None:

@@ -15,6 +15,7 @@ from blocktune.runtime.autotuned.boundary import tolerance, warn_of_failure
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation, stored_winners
+from blocktune.runtime.autotuned.settings import brings_its_own_bench
 from blocktune.runtime.autotuned.stock_tuner import median_ms, stock_choice
 from blocktune.tuner.compile.answers import MAKE_ROOM, Compiled
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
@@ -22,7 +23,6 @@ from blocktune.tuner.drop_in.list_race import ListRace
 from blocktune.tuner.drop_in.results import CallResults, OpenStore, measured_choice, open_store
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchMachine
-from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.lock_file import Deadline
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
@@ -114,7 +114,7 @@ def _searched(results: CallResults, tools: DropInMachine) -> KernelExplanation |
     from blocktune.tuner.drop_in.beyond_list import has_room, searched_choice
 
     call = results.subject.call
-    if brings_its_own_bench(call):
+    if brings_its_own_bench(call.tuner):
         logger.info("%s: only listed configs are tried, since its `do_bench` times them.", call.name)
         return None
     return searched_choice(results, tools) if has_room(call) else None

@@ -48,7 +48,7 @@ class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
 
     @property
     def problem(self) -> KernelProblem:
-        return KernelProblem(self.call.name, self.call.problem)
+        return KernelProblem(self.call.name, self.call.sized_problem)
 
     @property
     def winner_problem(self) -> KernelProblem:

@@ -33,7 +33,7 @@ def verify_launch(
     Raises:
         NoFeasibleConfigError: no config runs and computes what the first one does.
     """
-    started, problem = time.monotonic(), KernelProblem(call.name, call.problem)
+    started, problem = time.monotonic(), KernelProblem(call.name, call.sized_problem)
 
     def trials_of(best: KernelBest) -> list[KernelTrial]:
         return store.trials(device, problem, environment=best.environment, kernel_hash=call.source_hash)

@@ -31,13 +31,20 @@ def keys(*args: Any, **kwargs: Any) -> tuple[Any, LaunchProblem]:
         ((BASE[1:], 100, 32, 5), True),  # an address that does not divide by 16
         ((BASE, 100, 33, 5), True),  # a number that does not
         ((BASE, 100, 1, 5), True),  # the number 1
-        ((BASE[8:], 100, 48, 7), False),  # other values that Triton compiles alike
-        ((torch.ones(999, dtype=torch.float16), 100, 32, 5), False),
+        ((torch.ones(64, dtype=torch.float16), 100, 48, 7), False),  # other values that Triton compiles alike
     ],
 )
 def test_what_counts(other: tuple[Any, ...], counts: bool) -> None:
     for mine, others in zip(keys(BASE, 100, 32, 5), keys(*other), strict=True):
         assert (mine != others) is counts
+
+
+def test_sizes_count_in_a_process_alone_where_they_are_far() -> None:
+    plain = keys(BASE, 100, 32, 5)
+    for length, is_equal in ((100, True), (999, False)):
+        other = keys(torch.ones(length, dtype=torch.float16), 100, 32, 5)
+        assert (plain[0] == other[0]) is is_equal
+        assert plain[1] == other[1]
 
 
 def test_launch_options_and_grids_do_not_count() -> None:
