@@ -116,7 +116,7 @@ class CallKey:
         number = self._kinds.setdefault(tuple(kinds.items()), next(self._numbers))
         parts = [_part(f"v[{place}]", kinds[name], self._roles[name]) for name, place in places.items()]
         tensors = [f"v[{place}]" for name, place in places.items() if issubclass(kinds[name], Tensor)]
-        device = f"{tensors[0]}.device" if tensors else ""
+        device = f"{tensors[0]}.get_device()" if tensors else ""
         lengths = " + ".join(f"{tensor}.numel().bit_length()" for tensor in tensors)  # a size that is far away differs
         source = ", ".join(part for part in (str(number), device, lengths, *parts, _alignment(tensors)) if part)
         made: Pick = eval(f"lambda v: ({source},)", {"hashable": _hashable, "kind": _kind, "blocks": self._blocks})

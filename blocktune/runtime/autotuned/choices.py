@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from blocktune.runtime.autotuned.call import LaunchSize
 from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
@@ -29,7 +27,7 @@ _WRITTEN = "_blocktune_written"
 class Place(NamedTuple):
     """A kind of call: the device of its tensors, its problem, and the size of the launch that was decided."""
 
-    device: torch.device | None
+    device: int | None
     problem: LaunchProblem
     size: LaunchSize | None
 
@@ -76,7 +74,8 @@ class ChoiceTable:
     """What serves the kinds of calls of one kernel. It is bounded, and follows the tuner's own cache, in which programs
     look for winners, and from which they take some out to have them chosen again.
 
-    served: by kind of call. fast: by the quick key of a call.
+    served: by kind of call. fast: by the quick key of a call. cached: the entries of the tuner's cache; where there are
+    fewer, a program has taken some out.
 
     Args:
         kernel: the kernel's name.
@@ -90,12 +89,7 @@ class ChoiceTable:
         self._calls_before = 0
         self._launches_before: dict[Kind, Launches] = {}
         self._written: dict[StockKey, triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
-        self._cached = len(tuner.cache)
-
-    @property
-    def has_lost(self) -> bool:
-        """Whether a program has taken choices out of the tuner's cache."""
-        return len(self._tuner.cache) < self._cached
+        self.cached = len(tuner.cache)
 
     @property
     def calls(self) -> int:
@@ -129,7 +123,7 @@ class ChoiceTable:
         if len(self.fast) >= MAX_CHOICES:
             self.fast = {}
         self.fast[quick] = served
-        self._cached = len(self._tuner.cache)
+        self.cached = len(self._tuner.cache)
 
     def keep(self, place: Place, served: BoundLaunch) -> None:
         """Keep what serves a kind of call. Where there are too many, the older half is forgotten."""
@@ -147,7 +141,7 @@ class ChoiceTable:
             if written is not None and self._tuner.cache.get(served.stock_key) is written:
                 del self._tuner.cache[served.stock_key]
         self.fast = {}
-        self._cached = len(self._tuner.cache)
+        self.cached = len(self._tuner.cache)
 
     def _count(self, counted: dict[Kind, Launches], place: Place, served: BoundLaunch) -> None:
         """Add the launches of a kind of call to counts, of which the oldest make room."""

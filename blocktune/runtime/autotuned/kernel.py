@@ -74,10 +74,10 @@ class TunedKernel:
 
     def options(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
         """Return what a launch with these arguments gets in addition, after the hook of the config that serves it."""
-        tuner = self.tuner
-        if self._is_steered:
+        tuner, table = self.tuner, self.table
+        if tuner.configs is not self._configs or len(tuner.cache) < table.cached:
             self._follow_tuner()
-        served = self.table.fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
+        served = table.fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
         served.calls += 1
         tuner.best_config = served.config
         if served.hook is not None:
@@ -90,7 +90,7 @@ class TunedKernel:
         Raises:
             UsageError: the call is new, and has no `grid` to be measured with.
         """
-        if self._is_steered:
+        if self.tuner.configs is not self._configs or len(self.tuner.cache) < self.table.cached:
             self._follow_tuner()
         known = self.table.fast.get(self._quick(args, kwargs))
         if known is None and "grid" not in kwargs:
@@ -137,11 +137,6 @@ class TunedKernel:
             return [Parameter(name, is_constexpr=False, do_not_specialize=True) for name in self.tuner.arg_names]
         return [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in self.function.params]
 
-    @property
-    def _is_steered(self) -> bool:
-        """Whether a program has replaced the tuner's configs, or taken choices out of its cache."""
-        return self.tuner.configs is not self._configs or self.table.has_lost
-
     def _take_list(self) -> None:
         """Choose among the configs that the tuner has now."""
         tuner = self.tuner
@@ -156,7 +151,7 @@ class TunedKernel:
         self._quick = self._key.quick
 
     def _follow_tuner(self) -> None:
-        """Choose anew, as the program that steers the tuner wants it."""
+        """Choose anew after a program has replaced the tuner's configs, or taken choices out of its cache."""
         with self._lock:
             self.forget()
             self._take_list()
@@ -274,9 +269,9 @@ def _is_capturing() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _device_of(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device | None:
-    """Return the device of the first tensor of a call."""
-    return next((value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+def _device_of(args: Sequence[object], kwargs: Mapping[str, object]) -> int | None:
+    """Return the index of the device of a call's first tensor."""
+    return next((value.get_device() for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
 
 
 def _unmeasured(problem: LaunchProblem, launched: "triton.Config", reason: str) -> KernelExplanation:

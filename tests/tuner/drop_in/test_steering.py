@@ -9,6 +9,8 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from blocktune.kernels.hardware.device import device_named
+from blocktune.tuner.drop_in import decide
 from blocktune.tuner.drop_in import install as installation
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import install, uninstall
@@ -136,11 +138,16 @@ def test_a_hook_sees_the_error_of_each_config_that_failed(gpu: FakeGpu) -> None:
     assert any(text.startswith("300 4 ") and "power of 2" in text for text in seen)
 
 
-def test_two_gpus_of_one_process_choose_for_themselves(gpu: FakeGpu) -> None:
-    kernel = decorated().kernel
-    on_cpu, elsewhere = torch.ones(1000), torch.ones(1000, device="meta")
-    assert kernel._quick((on_cpu, 1000, 2.0), {}) != kernel._quick((elsewhere, 1000, 2.0), {})
-    assert kernel._quick((on_cpu, 1000, 2.0), {}) == kernel._quick((torch.ones(1000), 1000, 2.0), {})
+def test_two_gpus_of_one_process_choose_for_themselves(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = decorated()
+    for device, chosen in ((0, "nvidia h200|9.0|132"), (1, "nvidia a100-sxm4-80gb|8.0|108"), (0, "")):
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda _, device=device: device)
+        monkeypatch.setattr(decide, "current_device", lambda device=device: device_named(("h200", "a100")[device]))
+        launched(gpu, kernel)
+        devices = [served.explanation.device for served in kernel.kernel.table.served.values()]
+        assert devices[-1] == chosen or len(devices) == 2
+    assert len(set(devices)) == 2
+    assert sum(launches.hits for launches in kernel.kernel.table.launches.values()) == 1
 
 
 def test_a_library_that_replaces_the_method_after_us_is_named_and_left_alone(
