@@ -71,8 +71,8 @@ class BoundLaunch:
 
 
 class ChoiceTable:
-    """What serves the kinds of calls of one kernel. It is bounded, and follows the tuner's own cache, in which programs
-    look for winners, and from which they take some out to have them chosen again.
+    """The choices for the kinds of calls of one kernel. It is bounded, and follows the tuner's own cache: programs look
+    for winners there, and take some out to have them chosen again.
 
     served: by kind of call. fast: by the quick key of a call. cached: the entries of the tuner's cache; where there are
     fewer, a program has taken some out.

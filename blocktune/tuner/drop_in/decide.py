@@ -13,7 +13,7 @@ from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.known import default_choice, known_choice
 from blocktune.tuner.drop_in.node_lock import node_lock
-from blocktune.tuner.measure.lock_file import Deadline
+from blocktune.tuner.measure.lock_file import Patience
 
 logger = logging.getLogger("blocktune")
 
@@ -97,12 +97,12 @@ def _tuned_once(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     """Return the choice that this process or, meanwhile, another one of the machine measures."""
     from blocktune.tuner.drop_in.tune_call import tuned_choice  # with it comes what compiles and measures
 
-    deadline = Deadline(call.settings.wait_seconds)
+    patience = Patience(call.settings.wait_seconds)
     name = "\n".join((device.key, call.name, call.source_hash, call.listed_problem.document))
-    with node_lock(name, call.name, deadline) as is_first:
+    with node_lock(name, call.name, patience) as is_first:
         choice = known_choice(call, device, last=call.settings.accept)
         if choice is None and is_first:
-            choice = tuned_choice(call, device, deadline)
+            choice = tuned_choice(call, device, patience)
     return choice or _waited_in_vain(call, device)
 
 

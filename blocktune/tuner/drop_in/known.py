@@ -58,7 +58,7 @@ def _by_size(call: AutotunedCall, winners: Sequence[KernelWinner], of_any_size: 
     own, others = list[tuple[float, KernelWinner]](), list[KernelWinner]()
     for winner in winners:
         size = LaunchSize.stored(winner.shape)
-        factor = 1.0 if size is None or call.size is None else call.size.factor(size)
+        factor = FAR if size is None or call.size is None else call.size.factor(size)
         if winner.shape.without(PROGRAMS, BYTES) == problem and (of_any_size or factor <= FAR):
             own.append((factor, replace(winner, shape=wanted)))
         else:

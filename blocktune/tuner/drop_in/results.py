@@ -17,7 +17,7 @@ from blocktune.runtime.autotuned.frozen import add_winner
 from blocktune.runtime.selection.ladder import Candidate, Rung
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.drop_in.known import choice_of
-from blocktune.tuner.measure.lock_file import Deadline
+from blocktune.tuner.measure.lock_file import Patience
 from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.subject.launch import LaunchSubject
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blocktune")
 
-LOCK_TIMEOUT_SECONDS = 30.0
-"""How long a store is waited for at most."""
+LEAST_SECONDS, LOCK_TIMEOUT_SECONDS = 1.0, 30.0
+"""How long a store is waited for at least, since writers take turns, and at most."""
 
 OpenStore = Callable[[float], "ResultStore"]
 """Opens a store, whose lock is waited for so many seconds."""
@@ -42,17 +42,17 @@ def open_store(lock_timeout_seconds: float) -> "ResultStore":
 
 @dataclass(frozen=True, slots=True)
 class CallResults:
-    """The records that a store keeps of a call, measured by this software on this device, as far as it answers before
-    a deadline."""
+    """The records that a store keeps of a call, measured by this software on this device, as far as it answers in
+    time."""
 
     subject: LaunchSubject
     open_store: OpenStore
-    deadline: Deadline
+    patience: Patience
 
     @property
     def lock_timeout_seconds(self) -> float:
         """How long the store is waited for."""
-        return min(self.deadline.left_seconds, LOCK_TIMEOUT_SECONDS)
+        return min(max(self.patience.left_seconds, LEAST_SECONDS), LOCK_TIMEOUT_SECONDS)
 
     @contextmanager
     def opened(self) -> Iterator["ResultStore"]:
@@ -61,7 +61,7 @@ class CallResults:
 
         seconds = self.lock_timeout_seconds
         label = f"The store of results, with those of {self.subject.call.name},"
-        with slow_answer_warning(label, seconds), self.open_store(seconds) as store:
+        with self.patience.spent(), slow_answer_warning(label, seconds), self.open_store(seconds) as store:
             yield store
 
     def known(self) -> dict[LaunchConfig, KernelTrial]:

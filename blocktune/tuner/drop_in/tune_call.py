@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from blocktune.tuner.drop_in.results import CallResults, OpenStore, measured_cho
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.measure.environment import measuring_environment
-from blocktune.tuner.measure.lock_file import Deadline
+from blocktune.tuner.measure.lock_file import Patience
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.offline.specialization import is_importable, specialization_of
 from blocktune.tuner.subject.launch import LaunchSubject
@@ -44,9 +44,9 @@ def machine() -> DropInMachine:
     return DropInMachine(launches=LaunchTools(make_meter=lambda: None))
 
 
-def tuned_choice(call: AutotunedCall, device: DeviceSpec, deadline: Deadline) -> KernelExplanation | None:
-    """Return the choice that is measured now; it is stored. None if another process measures on the GPU up to the
-    deadline.
+def tuned_choice(call: AutotunedCall, device: DeviceSpec, patience: Patience) -> KernelExplanation | None:
+    """Return the choice that is measured now; it is stored. None if another process measures on the GPU for longer than
+    this one waits.
 
     Raises:
         UsageError: an argument cannot be restored.
@@ -63,7 +63,7 @@ def tuned_choice(call: AutotunedCall, device: DeviceSpec, deadline: Deadline) ->
     except Exception as error:  # such as packages without a version
         warn_of_failure(call.name, "the versions that a stored result needs", error)
         return choice_by_triton(call)
-    results = CallResults(subject, tools.open_store, deadline)
+    results = CallResults(subject, tools.open_store, patience)
     found = _searched(results, tools) if call.settings.expand else None
     return found or _raced(results, tools, monitor, lambda: time.monotonic() - started)
 
@@ -78,7 +78,7 @@ def choice_by_triton(call: AutotunedCall) -> KernelExplanation:
 def _raced(
     results: CallResults, tools: DropInMachine, monitor: GpuMonitor, spent_seconds: Callable[[], float]
 ) -> KernelExplanation | None:
-    """Return the choice of a race among the list; None if another process measures on the GPU up to the deadline.
+    """Return the choice of a race among the list; None if another process measures on the GPU for too long.
 
     Raises:
         NoFeasibleConfigError: no config compiles and runs.
@@ -94,8 +94,7 @@ def _raced(
             return monitor.sample()
         return Telemetry()
 
-    on_wait = partial(logger.warning, "%s: %s", subject.call.name)
-    with gpu_lock(subject.device.uuid, on_wait, results.deadline) as is_free:
+    with _locked_gpu(results) as is_free:
         if not is_free:
             return None
         standing = race.run(compiled, lambda: closing(tools.runner(subject.call)), sample)
@@ -105,6 +104,12 @@ def _raced(
     results.save(race.trials, best, race.failed_by_machine)
     times_us = {config: standing.time_us(config) for config in standing.samples_us}
     return measured_choice(subject, best, race.reasons, spent_seconds(), times_us)
+
+
+def _locked_gpu(results: CallResults) -> AbstractContextManager[bool]:
+    """Return a context in which this process measures alone on the GPU, unless it is False."""
+    subject = results.subject
+    return gpu_lock(subject.device.uuid, partial(logger.warning, "%s: %s", subject.call.name), results.patience)
 
 
 def _searched(results: CallResults, tools: DropInMachine) -> KernelExplanation | None:
@@ -117,7 +122,9 @@ def _searched(results: CallResults, tools: DropInMachine) -> KernelExplanation |
     if brings_its_own_bench(call.tuner):
         logger.info("%s: only listed configs are tried, since its `do_bench` times them.", call.name)
         return None
-    return searched_choice(results, tools) if has_room(call) else None
+    with _locked_gpu(results) as is_free:  # the search waits without an end
+        is_searched = is_free and has_room(call)
+    return searched_choice(results, tools) if is_searched else None
 
 
 def _known_and_compiled(

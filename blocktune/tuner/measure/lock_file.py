@@ -8,7 +8,7 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,20 +20,26 @@ QUIET_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
 
-class Deadline:
-    """The end of a wait that several locks share.
+class Patience:
+    """The time that several locks together are waited for; what a process works in between does not count.
+
+    left_seconds: what is left of it.
 
     Args:
-        wait_seconds: how long all of them together are waited for.
+        wait_seconds: all of it.
     """
 
     def __init__(self, wait_seconds: float = math.inf) -> None:
-        self._end = time.monotonic() + wait_seconds
+        self.left_seconds = wait_seconds
 
-    @property
-    def left_seconds(self) -> float:
-        """What is left of the wait."""
-        return max(0.0, self._end - time.monotonic())
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """Take the time of a wait from what is left."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left_seconds = max(0.0, self.left_seconds - (time.monotonic() - started))
 
 
 def lock_folder() -> Path:
@@ -53,28 +59,36 @@ def open_lock_file(name: str) -> BinaryIO:
     return os.fdopen(os.open(folder / f"{name}.lock", flags, 0o600), "wb", buffering=0)
 
 
-def acquire_lock(file: BinaryIO, deadline: Deadline, on_wait: Callable[[str], None]) -> bool:
-    """Lock a file, and return whether that succeeded before a deadline.
+def acquire_lock(file: BinaryIO, patience: Patience, on_wait: Callable[[str], None]) -> bool:
+    """Lock a file, and return whether that succeeded in time.
 
     Args:
         file: of `open_lock_file`.
-        deadline: when to stop waiting.
+        patience: how long to wait.
         on_wait: called with the holder, in words, once the wait takes long.
 
     Raises:
         OSError: the file system has no locks.
     """
-    quiet = Deadline(QUIET_SECONDS)
-    while not _is_locked(file):
-        if not deadline.left_seconds:
+    with patience.spent():
+        if not _wait_for(file, patience.left_seconds, on_wait):
             return False
-        if not quiet.left_seconds:
-            on_wait(_holder(file))
-            quiet = Deadline()
-        time.sleep(_PAUSE_SECONDS)
     with contextlib.suppress(OSError):  # a full disk, or no regular file
         file.truncate(0)
         os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
+    return True
+
+
+def _wait_for(file: BinaryIO, wait_seconds: float, on_wait: Callable[[str], None]) -> bool:
+    started, is_told = time.monotonic(), False
+    while not _is_locked(file):
+        waited_seconds = time.monotonic() - started
+        if waited_seconds >= wait_seconds:
+            return False
+        if waited_seconds >= QUIET_SECONDS and not is_told:
+            is_told = True
+            on_wait(_holder(file))
+        time.sleep(_PAUSE_SECONDS)
     return True
 
 

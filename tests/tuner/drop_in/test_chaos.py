@@ -256,19 +256,20 @@ import pathlib, sys, time
 from blocktune.tuner.measure import lock_file
 lock_file.platformdirs.user_cache_dir = lambda *_, **__: sys.argv[1]
 with lock_file.open_lock_file(sys.argv[2]) as file:
-    print(lock_file.acquire_lock(file, lock_file.Deadline(0.0), print), flush=True)
+    print(lock_file.acquire_lock(file, lock_file.Patience(0.0), print), flush=True)
     time.sleep(1000)
 """
 
 
+@pytest.mark.parametrize("expand", [0, 4])
 def test_a_stopped_process_that_holds_the_gpu_is_named_and_waited_for_no_longer_than_said(
-    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    expand: int, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(decide, "current_device", lambda: replace(H200, uuid="GPU-1"))
     monkeypatch.setattr(lock_file, "QUIET_SECONDS", 0.2)
     name = f"gpu-{hashlib.sha256(b'GPU-1').hexdigest()[:16]}"
     command = [*python(HOLD), str(tmp_path / "cache"), name]
-    tuned = decorated(wait_seconds=1.0)
+    tuned = decorated(wait_seconds=1.0, expand=expand)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
@@ -280,7 +281,7 @@ def test_a_stopped_process_that_holds_the_gpu_is_named_and_waited_for_no_longer_
     assert gpu.launches[-1].arguments["BLOCK"] == 128, "the first of the list"
     assert not gpu.timed
     assert waited_seconds < 30
-    told, given_up = (text for text in warnings_of(caplog) if "telemetry" not in text)
+    told, *_, given_up = (text for text in warnings_of(caplog) if "telemetry" not in text)
     assert f"process {holder.pid} (stopped) measures on the GPU GPU-1; waiting for it" in told
     assert "stops waiting" in given_up
 

@@ -37,7 +37,7 @@ import pathlib, sys, time
 from blocktune.tuner.drop_in import node_lock
 from blocktune.tuner.measure import lock_file
 lock_file.platformdirs.user_cache_dir = lambda *_, **__: sys.argv[1]
-with node_lock.node_lock(sys.argv[2], "a kernel", lock_file.Deadline(0.0)) as held:
+with node_lock.node_lock(sys.argv[2], "a kernel", lock_file.Patience(0.0)) as held:
     print(held, flush=True)
     time.sleep(float(sys.argv[3]))
 """
@@ -54,12 +54,12 @@ def holder(folder: Path, name: str, seconds: float) -> "subprocess.Popen[str]":
 def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
     with holder(tmp_path, "a", 1000) as process:
-        with node_lock.node_lock("b", "a kernel", lock_file.Deadline(0.0)) as held:
+        with node_lock.node_lock("b", "a kernel", lock_file.Patience(0.0)) as held:
             assert held
-        with node_lock.node_lock("a", "a kernel", lock_file.Deadline(0.2)) as held:
+        with node_lock.node_lock("a", "a kernel", lock_file.Patience(0.2)) as held:
             assert not held
         process.kill()
-        with node_lock.node_lock("a", "a kernel", lock_file.Deadline(20.0)) as held:
+        with node_lock.node_lock("a", "a kernel", lock_file.Patience(20.0)) as held:
             assert held
 
 
@@ -90,7 +90,7 @@ def test_without_a_store_processes_tune_one_after_the_other(tmp_path: Path) -> N
 
 def test_where_no_lock_can_be_made_everyone_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
-    with node_lock.node_lock("a", "a kernel", lock_file.Deadline(0.0)) as held:
+    with node_lock.node_lock("a", "a kernel", lock_file.Patience(0.0)) as held:
         assert held
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import triton
 
 from blocktune.db.store import ResultStore
 from blocktune.runtime.autotuned.call import LaunchSize
-from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.runtime.autotuned.config import BYTES, PROGRAMS
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.autotune import autotune
@@ -95,8 +96,19 @@ def test_a_strict_launch_of_a_far_size_is_served(gpu: FakeGpu, caplog: pytest.Lo
     assert "is used for" in warning
 
 
-def test_winners_of_before_serve_launches_of_any_size() -> None:
-    assert LaunchSize.stored(LaunchProblem.of({"n": 8})) is None
+def test_winners_of_before_serve_launches_of_any_size(gpu: FakeGpu, path: Path) -> None:
+    """Version 0.1 stored no sizes."""
+    gpu.time_us = by_size
+    block(gpu, lengthless(), 4000)
+    with ResultStore.open(path) as store:
+        (best,) = store.kernel_bests()
+        unsized = replace(best.shape, problem=best.shape.problem.without(PROGRAMS, BYTES))
+        store.remove_best(best)
+        store.set_best(replace(best, shape=unsized))
+    assert LaunchSize.stored(unsized.problem) is None
+    measured(gpu)
+    assert block(gpu, lengthless(), 1 << 20) == 128
+    assert not measured(gpu)
 
 
 def test_near_and_far_sizes() -> None:
