@@ -17,7 +17,9 @@ from blocktune.runtime.autotuned.config import (
     PROGRAMS,
     LaunchConfig,
     LaunchProblem,
+    Plain,
     launch_config,
+    plain,
     triton_config,
 )
 from blocktune.runtime.autotuned.reach import is_in_reach
@@ -108,7 +110,14 @@ class AutotunedCall:
         if found is None:
             found = triton_config(config)
             found.pre_hook = self.configs[self.default].pre_hook
+            found.kwargs = {name: self._values.get((name, value), value) for name, value in found.kwargs.items()}
         return found
+
+    @property
+    def _values(self) -> dict[tuple[str, Plain], object]:
+        """The values of the list that are stored as their text, by name and text."""
+        given = (item for config in self.configs.values() for item in config.kwargs.items())
+        return {(name, plain(value)): value for name, value in given if plain(value) is not value}
 
     def takes(self, config: LaunchConfig) -> bool:
         """Return whether a stored config may be launched: one of the list or, where the search goes beyond that, one

@@ -164,6 +164,12 @@ def test_any_constant_may_stand_in_a_config(kind: str, gpu: FakeGpu, caplog: pyt
     assert not warnings_of(caplog)
 
 
+def test_a_search_beyond_the_list_keeps_values_that_are_stored_as_text(gpu: FakeGpu) -> None:
+    configs = [triton.Config({"BLOCK": block, "LIMIT": float("inf")}, num_warps=2) for block in (64, 128)]
+    assert best_block(gpu, autotune(configs, ["n"], expand=2)(bounded_kernel), torch.ones(1000), 1000) == 256
+    assert {launch.arguments["LIMIT"] for launch in gpu.launches} == {float("inf")}
+
+
 def test_any_name_may_stand_in_a_config(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
     configs = [triton.Config({"BLOCK": block, "Größe": 1, LONG_NAME: 2}, num_warps=2) for block in (128, 256)]
     for timed in (2, 0):

@@ -128,7 +128,7 @@ def slow_bench(launch: Callable[[], None], quantiles: tuple[float, ...]) -> list
 @pytest.mark.parametrize(
     "method",
     [{"l2": "warm"}, {"max_spill_bytes": 64}, {"do_bench": slow_bench}, {"post_hook": lambda named, exception: None}],
-    ids=str,
+    ids=lambda method: next(iter(method)),
 )
 def test_what_was_measured_in_another_way_is_measured_again(method: dict[str, Any], gpu: FakeGpu) -> None:
     for options, is_raced in (({}, True), (method, True), ({}, False), (method, False)):
