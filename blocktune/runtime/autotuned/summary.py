@@ -66,7 +66,7 @@ def keep_launches() -> None:
         path = launches_path()
         if path is not None and counts:
             append_launches(path, counts)
-    except (OSError, UsageError) as error:
+    except Exception as error:  # whatever is wrong with a place or a disk: the process ends
         logger.info("Launches are not counted: %s", error)
 
 

@@ -17,7 +17,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.boundary import warn_of_failure
+from blocktune.runtime.autotuned.boundary import tolerance, warn_of_failure
 from blocktune.runtime.autotuned.call import jitted_function
 from blocktune.runtime.autotuned.call_key import require_sequence
 from blocktune.runtime.autotuned.frozen import load_frozen
@@ -176,7 +176,8 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
         _name_own_run(type(self))
     name = f"{self.base_fn.__module__}:{self.base_fn.__qualname__}"
     if installed.covers(name) and not knobs.runtime.interpret:
-        prepare(name, installed.settings)
+        with tolerance(name, "a process that compiles"):
+            prepare(name, installed.settings)
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:

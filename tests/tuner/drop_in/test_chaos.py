@@ -26,7 +26,8 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware import nvml
 from blocktune.runtime.autotuned import call, choices, config, kernel
 from blocktune.runtime.autotuned.call_key import CallKey
-from blocktune.tuner.drop_in import decide, known, node_lock, results, tune_call
+from blocktune.tuner.drop_in import ahead, decide, known, node_lock, results, tune_call
+from blocktune.tuner.drop_in import install as installation
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import install
 from blocktune.tuner.measure import lock_file, telemetry
@@ -115,6 +116,24 @@ def test_what_fails_around_a_launch_costs_one_warning(
     assert [(launch.arguments["BLOCK"], launch.num_warps) for launch in gpu.launches[-2:]] == [(256, 2)] * 2
     (warning,) = warnings_of(caplog)
     assert "Broken: it is broken" in warning
+
+
+@pytest.mark.parametrize("seam", [(installation, "prepare"), (ahead, "nvml_devices"), (ahead, "autotuned_rows")])
+def test_what_fails_while_a_library_is_imported_costs_one_warning(
+    seam: tuple[Any, str], gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if seam[1] == "autotuned_rows":
+        monkeypatch.setattr(ahead, "nvml_devices", lambda: (H200,))
+    monkeypatch.setattr(ahead, "_packages", set())
+    monkeypatch.setattr(*seam, fail)
+    install()
+    tuned = triton.autotune(list(scale_kernel.configs), ["n"])(scale_kernel.fn)
+    for thread in threading.enumerate():
+        if thread.name == "blocktune-ahead":
+            thread.join()
+    assert best_block(gpu, tuned, torch.ones(1000), 1000, 2.0) == 256
+    (warning,) = warnings_of(caplog)
+    assert "a process that compiles, which failed: Broken" in warning
 
 
 CONSTANTS: dict[str, dict[str, Any]] = {
