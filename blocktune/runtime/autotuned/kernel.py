@@ -113,8 +113,7 @@ class TunedKernel:
         """
         configs = pruned_configs(self.tuner, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
-        size = size_of(self.tuner, self.function, args, kwargs)
-        return self._call(self._problem(args, kwargs), size, configs, args, kwargs)
+        return self._call(self._problem(args, kwargs), self._size(args, kwargs), configs, args, kwargs)
 
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""
@@ -175,12 +174,16 @@ class TunedKernel:
 
     def _place(self, quick: tuple[object, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> Place:
         """Return the kind of a call."""
-        problem, size = unstored_problem(quick), None
+        problem = unstored_problem(quick)
         with tolerance(self.name, "its key"):
             problem = self._problem(args, kwargs)
+        return Place(_device_of(args, kwargs), problem, self._size(args, kwargs))
+
+    def _size(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchSize | None:
+        """Return the size of a launch, as far as its grid tells."""
         with tolerance(self.name, "the size of its launch"):
-            size = size_of(self.tuner, self.function, args, kwargs)
-        return Place(_device_of(args, kwargs), problem, size)
+            return size_of(self.tuner, self.function, args, kwargs)
+        return None
 
     def _problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchProblem:
         """Return the problem of a call, with the method of its measurement."""

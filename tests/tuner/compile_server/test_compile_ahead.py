@@ -71,7 +71,7 @@ def call_of(tuner: Any, *args: Any) -> AutotunedCall:
         raise AssertionError(call)
 
     kernel, kwargs = TunedKernel(tuner, Settings(), never), {"grid": grid, "warmup": False}
-    return kernel._call(kernel._key.problem(args, kwargs), args, kwargs)
+    return kernel.call_of(args, kwargs)
 
 
 def compiled(call: AutotunedCall, compiler: CompileAhead) -> dict[Any, Any]:
