@@ -34,6 +34,9 @@ WAY, ANSWERS, STAND_IN = "TRITON_TESTS_WAY", "TRITON_TESTS_ANSWERS", "TRITON_TES
 
 TIMEOUT_SECONDS = 300.0
 
+PROCESSORS = 6
+"""What the tests of a file keep busy: those of several files run at once where there are more."""
+
 OPTIONS = ("-q", "--tb=short", "-c", os.devnull, "-p", "tools.checks.triton_tests", "-p", "no:cacheprovider")
 """Of pytest: our plugin, and nothing of the folders that the files are in."""
 
@@ -169,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--stand-in", action="store_true")
     given = parser.parse_args(arguments)
-    records = [record_of(file.resolve(), stands_in=given.stand_in) for file in given.files]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // PROCESSORS)) as pool:
+        records = [*pool.map(lambda file: record_of(file.resolve(), stands_in=given.stand_in), given.files)]
     document = {
         "triton": version("triton"),
         "gpu": "stand-in" if given.stand_in else "here",
