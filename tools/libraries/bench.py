@@ -35,6 +35,7 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.stock_tuner import stock_key
 from blocktune.tuner.measure.environment import source_commit
 from tests.support.libraries import hits as library_hits
 from tests.support.libraries import measures as library_measures
@@ -153,7 +154,7 @@ class Winners:
 
     def _preset(self, kernel: TunedKernel, call: AutotunedCall) -> None:
         """Let a kernel that is not measured in this pass run with the first config of its list, in this pass."""
-        cache, key = kernel.tuner.cache, kernel._stock_key(call.args, call.kwargs)
+        cache, key = kernel.tuner.cache, stock_key(kernel.tuner, call.args, call.kwargs)
         if key not in cache:
             cache[key] = call.configs[call.default]
             self._presets.append((cache, key))

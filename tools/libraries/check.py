@@ -20,6 +20,7 @@ from typing import Any
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.stock_tuner import stock_key
 from blocktune.tuner.compile.compiler import compile_here, has_code
 from blocktune.tuner.compile_server.client import ServerClient
 from blocktune.tuner.compile_server.compile_ahead import TIMEOUT_SECONDS
@@ -63,7 +64,7 @@ def specialise(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any
     """Return what the configs of a call compile, and let it be launched with the first one, without a measurement."""
     call = kernel.call_of(args, kwargs)
     found = [specialization_of(call, config, CC) for config in call.configs]
-    kernel.tuner.cache[kernel._stock_key(args, kwargs)] = call.configs[call.default]
+    kernel.tuner.cache[stock_key(kernel.tuner, args, kwargs)] = call.configs[call.default]
     return [each for each in found if each is not None]
 
 

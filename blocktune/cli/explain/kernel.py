@@ -42,7 +42,7 @@ def listed_configs(name: str) -> "tuple[LaunchConfig, ...]":
         UsageError: there is no such kernel.
     """
     from blocktune.runtime.autotuned.call import tuner_in
-    from blocktune.runtime.autotuned.triton_config import launch_config
+    from blocktune.runtime.autotuned.config import launch_config
     from blocktune.tuner.offline.specialization import object_named
 
     with importable_from_here():

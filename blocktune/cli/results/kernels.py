@@ -85,11 +85,13 @@ def _launches(bests: "list[KernelBest]") -> "list[Launches]":
     Raises:
         StoreError: the file of the counts cannot be read.
     """
+    from blocktune.runtime.autotuned.config import BYTES, CONFIGS, PROGRAMS
     from blocktune.runtime.autotuned.launches import Kind, Launches, launches_path, read_launches
 
     path = launches_path()
     counted = {} if path is None else read_launches(path)
-    kinds = (Kind(best.device.key, best.shape.kernel, best.shape.of_any_list.problem) for best in bests)
+    problems = (best.shape.problem.without(CONFIGS, PROGRAMS, BYTES) for best in bests)
+    kinds = (Kind(best.device.key, best.shape.kernel, problem) for best, problem in zip(bests, problems, strict=True))
     return [counted.get(kind, Launches()) for kind in kinds]
 
 

@@ -132,13 +132,12 @@ def missed_sizes(kernel: str, device: "DeviceSpec") -> list[Sizes]:
     Raises:
         UsageError: no file counts launches, or none of the kernel's had to wait.
     """
-    from blocktune.runtime.autotuned.config import CONFIGS, TYPES
     from blocktune.runtime.autotuned.launches import launches_path, read_launches
 
     path = launches_path()
     counted = {} if path is None else read_launches(path)
     missed = {
-        tuple((name, value) for name, value in kind.problem.arguments if name not in (TYPES, CONFIGS)): launches.misses
+        tuple(kind.problem.key_values.items()): launches.misses
         for kind, launches in counted.items()
         if (kind.kernel, kind.device) == (kernel, device.key) and launches.misses
     }

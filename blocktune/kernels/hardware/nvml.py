@@ -6,7 +6,7 @@ driver or GPU, a value is unknown and nothing is an error.
 A GPU is found by its UUID: NVML's index ignores CUDA_VISIBLE_DEVICES, and its order differs from CUDA's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -26,40 +26,40 @@ class Nvml:
         """Return NVML, initialised; None where there is none."""
         try:
             import pynvml
-        except ModuleNotFoundError:  # attention needs torch and Triton only
-            return None
-        try:
+
             pynvml.nvmlInit()
-        except pynvml.NVMLError:
+        except Exception:  # no package, an odd one, or no NVML: attention needs torch and Triton only
             return None
         return cls(pynvml)
 
     def close(self) -> None:
         """Let NVML go."""
-        self.answer(self.pynvml.nvmlShutdown)
+        self.answer("nvmlShutdown")
 
     def driver_version(self) -> str | None:
         """Return the version, such as `580.65.06`. CUDA knows only the newest CUDA that the driver supports."""
-        return self.answer(self.pynvml.nvmlSystemGetDriverVersion)
+        return self.answer("nvmlSystemGetDriverVersion")
 
     def gpu(self, uuid: str) -> "NvmlGpu | None":
         """Return the GPU with this UUID."""
-        return self._gpu(self.pynvml.nvmlDeviceGetHandleByUUID, canonical_uuid(uuid))
+        return self._gpu("nvmlDeviceGetHandleByUUID", canonical_uuid(uuid))
 
     def gpus(self) -> list["NvmlGpu"]:
         """Return all GPUs, whether or not CUDA may use them."""
-        count = self.answer(self.pynvml.nvmlDeviceGetCount) or 0
-        found = (self._gpu(self.pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
+        count = self.answer("nvmlDeviceGetCount") or 0
+        found = (self._gpu("nvmlDeviceGetHandleByIndex", index) for index in range(count))
         return [gpu for gpu in found if gpu is not None]
 
-    def answer(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
-        """Return what a function of `pynvml` returns; None where it fails or where this driver lacks it."""
+    def answer(self, function: str, *arguments: Any) -> Any | None:
+        """Return what a function of `pynvml` returns; None where it fails, or where this driver or package lacks it.
+        Old packages return bytes for texts."""
         try:
-            return function(*arguments)
-        except self.pynvml.NVMLError:
+            found = getattr(self.pynvml, function)(*arguments)
+            return found.decode() if isinstance(found, bytes) else found
+        except Exception:  # packages of that name differ in what they raise
             return None
 
-    def _gpu(self, function: Callable[..., Any], key: str | int) -> "NvmlGpu | None":
+    def _gpu(self, function: str, key: str | int) -> "NvmlGpu | None":
         handle = self.answer(function, key)
         return None if handle is None else NvmlGpu(self, handle)
 
@@ -73,56 +73,56 @@ class NvmlGpu:
 
     @property
     def name(self) -> str | None:
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetName)
+        return self._answer("nvmlDeviceGetName")
 
     @property
     def uuid(self) -> str | None:
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetUUID)
+        return self._answer("nvmlDeviceGetUUID")
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetCudaComputeCapability)
+        return self._answer("nvmlDeviceGetCudaComputeCapability")
 
     @property
     def sm_clock_mhz(self) -> int | None:
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetClockInfo, self.nvml.pynvml.NVML_CLOCK_SM)
+        return self._answer("nvmlDeviceGetClockInfo", self.nvml.pynvml.NVML_CLOCK_SM)
 
     @property
     def memory_clock_mhz(self) -> int | None:
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetClockInfo, self.nvml.pynvml.NVML_CLOCK_MEM)
+        return self._answer("nvmlDeviceGetClockInfo", self.nvml.pynvml.NVML_CLOCK_MEM)
 
     @property
     def temperature_c(self) -> int | None:
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetTemperature, self.nvml.pynvml.NVML_TEMPERATURE_GPU)
+        return self._answer("nvmlDeviceGetTemperature", self.nvml.pynvml.NVML_TEMPERATURE_GPU)
 
     @property
     def power_w(self) -> float | None:
         """The power draw: on large GPUs a mean over the last second."""
-        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetPowerUsage))
+        return _from_milli(self._answer("nvmlDeviceGetPowerUsage"))
 
     @property
     def power_limit_w(self) -> float | None:
         """The enforced power limit."""
-        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetEnforcedPowerLimit))
+        return _from_milli(self._answer("nvmlDeviceGetEnforcedPowerLimit"))
 
     @property
     def energy_j(self) -> float | None:
         """The energy used since the driver was loaded."""
-        return _from_milli(self._answer(self.nvml.pynvml.nvmlDeviceGetTotalEnergyConsumption))
+        return _from_milli(self._answer("nvmlDeviceGetTotalEnergyConsumption"))
 
     @property
     def throttle_reasons(self) -> int | None:
         """What lowers the clocks at the moment, as bits of `nvml.h`."""
-        return self._answer(self.nvml.pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return self._answer("nvmlDeviceGetCurrentClocksThrottleReasons")
 
     @property
     def num_processes(self) -> int | None:
         """How many processes compute on it."""
         # without `_v3`, newer pynvml raises an error that is no NVMLError on a driver that lacks the function
-        processes = self._answer(self.nvml.pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+        processes = self._answer("nvmlDeviceGetComputeRunningProcesses_v3")
         return None if processes is None else len(processes)
 
-    def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
+    def _answer(self, function: str, *arguments: Any) -> Any | None:
         return self.nvml.answer(function, self.handle, *arguments)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import TYPES, LaunchProblem, plain
+from blocktune.runtime.autotuned.config import TYPES, UNSTORED, LaunchProblem, plain
 
 Bucket = Callable[[Any], object]
 """Maps a key value to what stands for its group. Which type its argument takes is up to its author."""
@@ -116,13 +116,20 @@ class CallKey:
         number = self._kinds.setdefault(tuple(kinds.items()), next(self._numbers))
         parts = [_part(f"v[{place}]", kinds[name], self._roles[name]) for name, place in places.items()]
         tensors = [f"v[{place}]" for name, place in places.items() if issubclass(kinds[name], Tensor)]
-        source = ", ".join(part for part in (str(number), *parts, _alignment(tensors)) if part)
+        device = f"{tensors[0]}.get_device()" if tensors else ""
+        lengths = " + ".join(f"{tensor}.numel().bit_length()" for tensor in tensors)  # a size that is far away differs
+        source = ", ".join(part for part in (str(number), device, lengths, *parts, _alignment(tensors)) if part)
         made: Pick = eval(f"lambda v: ({source},)", {"hashable": _hashable, "kind": _kind, "blocks": self._blocks})
         return made
 
     def _bucketed(self, name: str, value: object) -> object:
         bucket = self._buckets.get(name)
         return value if bucket is None else bucket(value)
+
+
+def unstored_problem(quick: tuple[object, ...]) -> LaunchProblem:
+    """Return what stands for the problem of a call in this process, by its quick key."""
+    return LaunchProblem.of({UNSTORED: hashlib.sha256(repr(quick).encode()).hexdigest()[:16]})
 
 
 def require_sequence(what: str, names: object) -> None:

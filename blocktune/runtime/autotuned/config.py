@@ -1,16 +1,23 @@
 """Problems and configs of users' own kernels: a problem identifies a call, a config holds its parameters."""
 
+import hashlib
 import json
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from blocktune.kernels.values.errors import UsageError
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-MAX_VALUE = 1 << 20
+if TYPE_CHECKING:
+    import triton
+
+MAX_VALUE = 1 << 63
+"""Numbers from here on are known by their text, since no database holds them."""
+
+MAX_TEXT = 200
+"""Characters of a value; a longer text is known by its beginning and its hash."""
+
 MAX_PROBLEM_TEXT = 1000
 MAX_CONFIG_TEXT = 1000
 
@@ -20,7 +27,21 @@ TYPES = "(types)"
 CONFIGS = "(configs)"
 """The entry of a problem that identifies the list of configs which a winner was chosen from."""
 
+METHOD = "(method)"
+"""The entry of a problem that identifies how its configs are measured, where that is not as usual."""
+
+PROGRAMS, BYTES = "(programs)", "(bytes)"
+"""The entries of a stored problem with the size of the measured launch: its grid, and the bytes of its tensors."""
+
+UNSTORED = "(call)"
+"""The only entry of a problem that stands for a call in its process, where its own cannot be told."""
+
 Plain = int | float | bool | str | None
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+"""What `triton.Config` takes in addition to what is compiled in."""
+
+_USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +57,10 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         for name, value in self.values:
-            if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(value, Plain):
+            if not isinstance(name, str) or not name.isidentifier() or not isinstance(value, Plain):
                 raise UsageError(f"A parameter must be a name with a plain value, but got {name!r}={value!r}.")
-            if isinstance(value, (int, float)) and not abs(value) <= MAX_VALUE:
-                raise UsageError(f"A parameter must be at most {MAX_VALUE}, but got {name}={value}.")
+            if isinstance(value, (int, float)) and not abs(value) < MAX_VALUE:
+                raise UsageError(f"A parameter must be less than {MAX_VALUE}, but got {name}={value}.")
         object.__setattr__(self, "values", tuple(sorted(self.values)))
 
     @property
@@ -83,7 +104,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProblem:
-    """The problem of a call of a tuned kernel: key values by the names of the arguments, `TYPES` and `CONFIGS`.
+    """The problem of a call of a tuned kernel: key values by the names of the arguments, and entries such as `TYPES`.
 
     Raises:
         UsageError: a value is not plain, or there are too many to be a key.
@@ -109,9 +130,18 @@ class LaunchProblem:
     def to_json(self) -> dict[str, Plain]:
         return dict(self.arguments)
 
-    def without(self, name: str) -> "LaunchProblem":
-        """Return the problem without one entry."""
-        return LaunchProblem(tuple(entry for entry in self.arguments if entry[0] != name))
+    def without(self, *names: str) -> "LaunchProblem":
+        """Return the problem without some entries."""
+        return LaunchProblem(tuple(entry for entry in self.arguments if entry[0] not in names))
+
+    def having(self, entries: Mapping[str, Plain]) -> "LaunchProblem":
+        """Return the problem with further entries."""
+        return LaunchProblem.of(dict(self.arguments) | dict(entries))
+
+    @property
+    def key_values(self) -> dict[str, Plain]:
+        """The values of arguments, by name; all other entries have names that no argument can have."""
+        return {name: value for name, value in self.arguments if not name.startswith("(")}
 
     @property
     def document(self) -> str:
@@ -122,9 +152,10 @@ class LaunchProblem:
     def label(self) -> str:
         """A short name for people, such as `M=4096 N=1024 (bf16 bf16 fp32)`."""
         values = dict(self.arguments)
-        types = values.get(TYPES)
-        words = [f"{name}={value}" for name, value in self.arguments if name not in (TYPES, CONFIGS)]
-        return " ".join([*words, *([f"({types})"] if types else [])])
+        words = [f"{name}={value}" for name, value in self.key_values.items()]
+        words += [f"({types})"] if (types := values.get(TYPES)) else []
+        words += [f"{values[PROGRAMS]} programs"] if PROGRAMS in values else []
+        return " ".join(words)
 
     @classmethod
     def from_document(cls, text: object) -> Self:
@@ -200,8 +231,29 @@ class KernelProblem:
 
 
 def plain(value: object) -> Plain:
-    """Return a value as a problem or a config keeps it: one that is not plain is known by its text."""
-    return value if isinstance(value, Plain) else str(value)
+    """Return a value as a problem or a config keeps it. One that is not plain is known by its text, as are numbers that
+    no database holds."""
+    if value is None or (isinstance(value, (int, float)) and abs(value) < MAX_VALUE):
+        return value
+    text = str(value)
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}... {digest}"
+
+
+def launch_config(kernel: str, config: "triton.Config") -> LaunchConfig:
+    """Return the stored form of a config. Its hook is no part of it; a value that is not plain is known by its text."""
+    options = {name: getattr(config, name, _USUAL.get(name)) for name in LAUNCH_OPTIONS}
+    told = {name: value for name, value in options.items() if name not in _USUAL or value != _USUAL[name]}
+    return LaunchConfig(kernel, tuple((name, plain(value)) for name, value in {**config.kwargs, **told}.items()))
+
+
+def triton_config(config: LaunchConfig) -> "triton.Config":
+    """Return the config to launch with that a stored one stands for."""
+    import triton
+
+    parameters = config.parameters
+    options = {name: parameters.pop(name) for name in LAUNCH_OPTIONS if name in parameters}
+    return triton.Config(parameters, **options)
 
 
 def _loaded(text: object, longest: int) -> object:
@@ -232,5 +284,5 @@ def _parsed(value: object) -> Plain:
 
 def _distance(one: Plain, other: Plain) -> float | None:
     if type(one) is int and type(other) is int and min(one, other) > 0:
-        return abs(log2(one / other))
+        return abs(math.log2(one / other))
     return 0.0 if type(one) is type(other) and one == other else None

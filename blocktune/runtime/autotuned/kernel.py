@@ -8,15 +8,27 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function, pruned_configs, require_no_conflict
-from blocktune.runtime.autotuned.call_key import CallKey, Parameter, require_names
-from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.runtime.autotuned.boundary import tolerance, warn_of_failure
+from blocktune.runtime.autotuned.call import (
+    AutotunedCall,
+    LaunchSize,
+    by_stored_form,
+    jitted_function,
+    pruned_configs,
+    require_no_conflict,
+    require_storable,
+    size_of,
+)
+from blocktune.runtime.autotuned.call_key import CallKey, Parameter, require_names, unstored_problem
+from blocktune.runtime.autotuned.choices import BoundLaunch, ChoiceTable, Place
+from blocktune.runtime.autotuned.config import METHOD, LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
-from blocktune.runtime.autotuned.launches import Kind, Launches
-from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.settings import Settings, method_digest
+from blocktune.runtime.autotuned.stock_tuner import Timings, stock_choice, stock_key, tell_choice, timings_of
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
 
@@ -25,41 +37,8 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
 
 Decide = Callable[[AutotunedCall], KernelExplanation]
-
-MAX_CHOICES = 4096
-"""Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
-
-_WRITTEN = "_blocktune_written"
-"""The attribute of a tuner with what was written here into its own cache; a library wrote the rest."""
-
 kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 """Those that this process has launched."""
-
-
-class BoundLaunch:
-    """The config of a kind of call, the reason for it, and the number of launches."""
-
-    __slots__ = ("calls", "config", "explanation", "hook", "options")
-
-    def __init__(self, explanation: KernelExplanation, config: "triton.Config") -> None:
-        self.explanation, self.calls = explanation, 0
-        self.config, self.hook = config, config.pre_hook  # for each launch, as the following
-        self.options: Mapping[str, object] = config.all_kwargs()
-
-    @property
-    def launches(self) -> Launches:
-        """What was launched, of which the first may have had to wait for a choice."""
-        why = self.explanation
-        misses = int(why.tuned or why.rung is Rung.DEFAULT)
-        return Launches(max(0, self.calls - misses), misses, why.seconds if why.tuned else 0.0)
-
-    @property
-    def saved_us(self) -> float:
-        """GPU time that the launches took less than the list's first config would, where both were timed."""
-        why = self.explanation
-        if why.time_us is None or why.default_time_us is None:
-            return 0.0
-        return self.calls * (why.default_time_us - why.time_us)
 
 
 def forget_choices() -> None:
@@ -87,23 +66,19 @@ class TunedKernel:
         require_names("buckets", settings.buckets, tuner.arg_names, self.name)
         self.misses = 0
         self.seconds = 0.0
-        self.served: dict[LaunchProblem, BoundLaunch] = {}
+        self.table = ChoiceTable(self.name, tuner)
         self._decide = decide
-        self._fast: dict[tuple[object, ...], BoundLaunch] = {}
-        self._calls_before = 0
-        self._launches_before: dict[Kind, Launches] = {}
-        self._written: dict[tuple[object, ...], triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
-        has_hooks = any(config.pre_hook is not None for config in tuner.configs)
-        self._key = CallKey(self._params, tuner.keys, settings.buckets, sets_blocks=has_hooks)
-        self._quick = self._key.quick
         self._lock = threading.RLock()
+        self._take_list()
         kernels.add(self)
 
     def options(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
         """Return what a launch with these arguments gets in addition, after the hook of the config that serves it."""
-        served = self._fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
+        tuner, table = self.tuner, self.table
+        if tuner.configs is not self._configs or len(tuner.cache) < table.cached:
+            self._follow_tuner()
+        served = table.fast.get(self._quick(args, kwargs)) or self._serve(args, kwargs)
         served.calls += 1
-        tuner = self.tuner
         tuner.best_config = served.config
         if served.hook is not None:
             served.hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **served.options})
@@ -115,7 +90,9 @@ class TunedKernel:
         Raises:
             UsageError: the call is new, and has no `grid` to be measured with.
         """
-        known = self._fast.get(self._quick(args, kwargs))
+        if self.tuner.configs is not self._configs or len(self.tuner.cache) < self.table.cached:
+            self._follow_tuner()
+        known = self.table.fast.get(self._quick(args, kwargs))
         if known is None and "grid" not in kwargs:
             raise UsageError(
                 f"This kind of call of {self.name} is new, and cannot be measured without a grid. Add `grid=(...)`, or "
@@ -124,24 +101,9 @@ class TunedKernel:
         return (known or self._serve(args, {"warmup": False, **kwargs})).explanation
 
     @property
-    def calls(self) -> int:
-        """How many launches this process has made."""
-        return self._calls_before + sum(served.calls for served in self.served.values())
-
-    @property
-    def launches(self) -> dict[Kind, Launches]:
-        """The launches of each kind of call that there were several configs for, by this process."""
-        counted = dict(self._launches_before)
-        for problem, served in self.served.items():
-            if served.explanation.device is not None:
-                kind = Kind(served.explanation.device, self.name, problem)
-                counted[kind] = counted.get(kind, Launches()) + served.launches
-        return counted
-
-    @property
     def choices(self) -> dict[LaunchProblem, KernelExplanation]:
-        """What serves each kind of call, and why."""
-        return {problem: served.explanation for problem, served in self.served.items()}
+        """What serves each kind of call, and why; on the last device and of the last size."""
+        return {place.problem: served.explanation for place, served in self.table.served.items()}
 
     def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> AutotunedCall:
         """Return a launch with these arguments, its grid included, and the configs that it may have.
@@ -149,17 +111,14 @@ class TunedKernel:
         Raises:
             UsageError: it gives a parameter that is tuned.
         """
-        return self._call(self._key.problem(args, kwargs), args, kwargs)
+        configs = pruned_configs(self.tuner, args, kwargs)
+        require_no_conflict(self.name, configs, kwargs)
+        return self._call(self._problem(args, kwargs), self._size(args, kwargs), configs, args, kwargs)
 
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""
         with self._lock:
-            self._calls_before, self._launches_before = self.calls, self.launches
-            self.served, self._fast = {}, {}
-            for key, config in self._written.items():
-                if self.tuner.cache.get(key) is config:
-                    del self.tuner.cache[key]
-            self._written.clear()
+            self.table.drop(list(self.table.served))
 
     @cached_property
     def source_hash(self) -> str:
@@ -177,67 +136,147 @@ class TunedKernel:
             return [Parameter(name, is_constexpr=False, do_not_specialize=True) for name in self.tuner.arg_names]
         return [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in self.function.params]
 
+    def _take_list(self) -> None:
+        """Choose among the configs that the tuner has now."""
+        tuner = self.tuner
+        self._configs = tuner.configs
+        if isinstance(tuner.configs_top_k, float) and len(tuner.configs) * tuner.configs_top_k < 1:
+            tuner.configs_top_k = 1  # as in Triton 3.9: a share that rounds to nothing keeps one config
+        self._method = ""
+        with tolerance(self.name, "the method of its measurement"):
+            self._method = method_digest(self.settings, tuner)
+        has_hooks = any(config.pre_hook is not None for config in tuner.configs)
+        self._key = CallKey(self._params, tuner.keys, self.settings.buckets, sets_blocks=has_hooks)
+        self._quick = self._key.quick
+
+    def _follow_tuner(self) -> None:
+        """Choose anew after a program has replaced the tuner's configs, or taken choices out of its cache."""
+        with self._lock:
+            self.forget()
+            self._take_list()
+
     def _serve(self, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         """Return what serves a call that is new to this process in some way; it is kept."""
         with self._lock:
-            problem = self._key.problem(args, kwargs)
-            served = self.served.get(problem) or self._bound(problem, args, kwargs)
-            if len(self._fast) >= MAX_CHOICES:
-                self._fast = {}
-            self._fast[self._quick(args, kwargs)] = self.served[problem] = served
+            quick = self._quick(args, kwargs)
+            place = self._place(quick, args, kwargs)
+            known = self.table.find(place)
+            if known is None and _is_capturing():  # where nothing can be measured, another size may serve
+                known = self.table.find(place._replace(size=None))
+            served = known or self._bound(place, args, kwargs)
+            if known is None:
+                self.table.keep(place, served)
+            self.table.remember(quick, served)
+        if known is None and served.timings:  # after the lock, since a listener may wait for other launches
+            with tolerance(self.name, "the listener of Triton's knobs"):
+                tell_choice(self.tuner, served.stock_key, place.problem.label, served.explanation, served.timings)
         return served
 
-    def _bound(self, problem: LaunchProblem, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
-        stock_key, started = self._stock_key(args, kwargs), time.monotonic()
-        preset = self.tuner.cache.get(stock_key)
-        if preset is not None and preset is not self._written.get(stock_key):
-            why: KernelExplanation = Explanation(
-                rung=Rung.DEFAULT, reason="chosen by a library", shape=problem, launched=preset
-            )
-            return BoundLaunch(why, preset)
-        call = self._call(problem, args, kwargs)
-        if self.is_interpreted or (len(call.configs) == 1 and not self.settings.expand):
-            return _unmeasured(call)
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise UsageError(
-                f"{problem.label} is new to {self.name}, so that a CUDA graph cannot capture it yet. Call it once "
-                "before the capture."
-            )
-        self.misses += 1
-        found = self._decide(call)
-        self.seconds += time.monotonic() - started
-        self.tuner.cache[stock_key] = self._written[stock_key] = found.launched  # where programs look for it
-        return BoundLaunch(found, found.launched)
+    def _place(self, quick: tuple[object, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> Place:
+        """Return the kind of a call."""
+        problem = unstored_problem(quick)
+        with tolerance(self.name, "its key"):
+            problem = self._problem(args, kwargs)
+        return Place(_device_of(args, kwargs), problem, self._size(args, kwargs))
 
-    def _call(self, problem: LaunchProblem, args: Sequence[object], kwargs: Mapping[str, object]) -> AutotunedCall:
-        """Return a call with the configs that it may be launched with."""
-        configs = pruned_configs(self.tuner, self.name, args, kwargs)
+    def _size(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchSize | None:
+        """Return the size of a launch, as far as its grid tells."""
+        with tolerance(self.name, "the size of its launch"):
+            return size_of(self.tuner, self.function, args, kwargs)
+        return None
+
+    def _problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchProblem:
+        """Return the problem of a call, with the method of its measurement."""
+        problem = self._key.problem(args, kwargs)
+        return problem.having({METHOD: self._method}) if self._method else problem
+
+    def _bound(self, place: Place, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
+        """Return what serves a call, with the choice made now."""
+        problem = place.problem
+        key, started = stock_key(self.tuner, args, kwargs), time.monotonic()
+        preset = self.table.preset(key)
+        if preset is not None:
+            return BoundLaunch(_unmeasured(problem, preset, "chosen by a library"), key)
+        configs = pruned_configs(self.tuner, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
+        if self.is_interpreted or (len(set(configs)) == 1 and not self.settings.expand):
+            which = "only" if len(set(configs)) == 1 else "first"
+            return BoundLaunch(_unmeasured(problem, configs[0], f"the {which} config of the list"), key)
+        self._require_no_capture(problem)
+        self.misses += 1
+        found, timings = self._decided(place, configs, args, kwargs)
+        seconds = time.monotonic() - started
+        self.seconds += seconds
+        served = BoundLaunch(found, key, timings)
+        self.table.write(key, served.config)
+        self.tuner.configs_timings, self.tuner.bench_time = timings, seconds  # where programs look for them
+        return served
+
+    def _decided(
+        self,
+        place: Place,
+        configs: "list[triton.Config]",
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> tuple[KernelExplanation, Timings]:
+        """Return the choice of a call with the times of its configs. Where the call cannot be described for a store,
+        Triton's own tuner measures it."""
+        try:
+            call = self._call(place.problem, place.size, configs, args, kwargs)
+            require_storable(call)
+        except Exception as error:  # whatever a source, a value or its text brings
+            if self.settings.of_environment().strict:
+                raise
+            warn_of_failure(self.name, "the store", error)
+            return stock_choice(self.tuner, configs, args, kwargs)
+        found = self._decide(call)
+        return found, timings_of(call, found)
+
+    def _call(
+        self,
+        problem: LaunchProblem,
+        size: LaunchSize | None,
+        configs: "list[triton.Config]",
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> AutotunedCall:
+        """Return a call with the configs that it may be launched with."""
         return AutotunedCall(
             tuner=self.tuner,
             function=self.function,
             name=self.name,
             source_hash=self.source_hash,
             problem=problem,
-            configs=configs,
+            size=size,
+            configs=by_stored_form(self.name, configs),
             args=args,
             kwargs=kwargs,
             settings=self.settings.of_environment(),
         )
 
-    def _stock_key(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-        """Return the key that Triton's own autotuner keeps the winner under."""
-        names = self.tuner.arg_names
-        given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in kwargs if name in names}}
-        types = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
-        return (*(given[name] for name in self.tuner.keys if name in given), *types)
+    def _require_no_capture(self, problem: LaunchProblem) -> None:
+        """Require that no CUDA graph captures a call that has to be measured.
+
+        Raises:
+            UsageError: one does.
+        """
+        if _is_capturing():
+            raise UsageError(
+                f"{problem.label} is new to {self.name}, so that a CUDA graph cannot capture it yet. Call it once "
+                "before the capture."
+            )
 
 
-def _unmeasured(call: AutotunedCall) -> BoundLaunch:
-    """Return the launch of a call where there is nothing to choose."""
-    launched = call.configs[call.default]
-    reason = "the only config of the list" if len(call.configs) == 1 else "the first config of the list"
-    why: KernelExplanation = Explanation(
-        rung=Rung.DEFAULT, reason=reason, shape=call.problem, config=call.default, launched=launched
-    )
-    return BoundLaunch(why, launched)
+def _is_capturing() -> bool:
+    """Return whether a CUDA graph captures what this thread launches."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
+
+
+def _device_of(args: Sequence[object], kwargs: Mapping[str, object]) -> int | None:
+    """Return the index of the device of a call's first tensor."""
+    return next((value.get_device() for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+
+
+def _unmeasured(problem: LaunchProblem, launched: "triton.Config", reason: str) -> KernelExplanation:
+    """Return the choice of a call where there is nothing to choose."""
+    return Explanation(rung=Rung.DEFAULT, reason=reason, shape=problem, launched=launched)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from blocktune.runtime.autotuned.config import LaunchConfig, Plain
-from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.config import LAUNCH_OPTIONS, LaunchConfig, Plain
 
 WARPS = (1, 32)
 STAGES = (1, 7)

@@ -1,14 +1,20 @@
 """How a kernel is tuned at a miss, besides what `triton.autotune` says of it."""
 
+import hashlib
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from blocktune.kernels.files.variables import STRICT
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call_key import Bucket, power_of_two
 from blocktune.runtime.autotuned.fallback import ACCEPTED
 from blocktune.runtime.selection.ladder import Rung
+
+if TYPE_CHECKING:
+    from triton.runtime.autotuner import Autotuner
 
 CostsOf = Callable[[Mapping[str, Any]], Mapping[str, float]]
 Cache = Literal["cold", "warm"]
@@ -66,6 +72,34 @@ class Settings:
     def of_environment(self) -> "Settings":
         """Return these settings, strict where the environment says so."""
         return replace(self, strict=True) if STRICT.is_on() else self
+
+
+def method_digest(settings: Settings, tuner: "Autotuner") -> str:
+    """Return 12 hexadecimal digits of how a kernel's configs are measured: state of the L2 cache, bound of spills,
+    isolation, and the sources of its author's benchmark and hooks. Empty where all of it is as usual."""
+    usual, names = Settings(), ("l2", "max_spill_bytes", "isolate")
+    parts = [f"{name} {getattr(settings, name)}" for name in names if getattr(settings, name) != getattr(usual, name)]
+    hooks = {config.pre_hook for config in tuner.configs}
+    hooks |= {tuner.pre_hook} if tuner.user_defined_pre_hook else set()
+    hooks |= {tuner.post_hook} if tuner.user_defined_post_hook else set()
+    hooks |= {tuner._do_bench} if brings_its_own_bench(tuner) else set()
+    parts += sorted({_source_of(hook) for hook in hooks if hook is not None})
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12] if parts else ""
+
+
+def brings_its_own_bench(tuner: "Autotuner") -> bool:
+    """Return whether a kernel was decorated with `do_bench`; Triton makes one of its own of the older `warmup` and
+    `rep`."""
+    older = tuner.num_warmups is not None or tuner.num_reps is not None or tuner.use_cuda_graph
+    return tuner._do_bench is not None and not older
+
+
+def _source_of(hook: Callable[..., Any]) -> str:
+    """Return the source of a hook, or its name where there is none."""
+    try:
+        return textwrap.dedent(inspect.getsource(inspect.unwrap(hook)))
+    except (OSError, TypeError):
+        return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
 def rung_named(name: str) -> Rung:

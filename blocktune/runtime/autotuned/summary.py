@@ -25,7 +25,7 @@ _EXPECTED = ("infeasible", "wrong_result")
 
 def summary() -> str:
     """Return a line for each kernel that this process launched, its configs that failed, and a line for all of them."""
-    launched = sorted((kernel for kernel in kernels if kernel.calls), key=lambda kernel: kernel.name)
+    launched = sorted((kernel for kernel in kernels if kernel.table.calls), key=lambda kernel: kernel.name)
     lines = [line for kernel in launched for line in (_line(kernel), *_failures(kernel))]
     misses = sum(kernel.misses for kernel in launched)
     known = [choice for kernel in launched for choice in kernel.choices.values() if not choice.tuned and choice.time_us]
@@ -34,8 +34,9 @@ def summary() -> str:
     autotuned = counted(len(launched), "autotuned kernel")
     kinds = counted(misses, "new kind of calls", "new kinds of calls")
     other = counted(others, "kernel")
+    launches = _launches(sum(kernel.table.calls for kernel in launched))
     lines.append(
-        f"blocktune: {autotuned}, {_launches(sum(kernel.calls for kernel in launched))}, {kinds} in {seconds:.1f} s, "
+        f"blocktune: {autotuned}, {launches}, {kinds} in {seconds:.1f} s, "
         f"{len(known)} of them known before{_spared(launched)}; {other} with another winner than the first config of "
         f"the list{_saved(launched)}."
     )
@@ -60,12 +61,12 @@ def tell_at_exit() -> None:
 def keep_launches() -> None:
     """Add what this process has launched to the counts of all; a place that is not known or cannot be written costs
     these counts."""
-    counts = {kind: launches for kernel in kernels for kind, launches in kernel.launches.items() if launches}
+    counts = {kind: launches for kernel in kernels for kind, launches in kernel.table.launches.items() if launches}
     try:
         path = launches_path()
         if path is not None and counts:
             append_launches(path, counts)
-    except (OSError, UsageError) as error:
+    except Exception as error:  # whatever is wrong with a place or a disk: the process ends
         logger.info("Launches are not counted: %s", error)
 
 
@@ -74,7 +75,7 @@ def _line(kernel: TunedKernel) -> str:
     dropped = sum(len(choice.dropped or {}) for choice in choices)
     others = sum(_differs(kernel, choice) for choice in choices)
     words = [
-        _launches(kernel.calls),
+        _launches(kernel.table.calls),
         counted(len(choices), "kind of calls", "kinds of calls"),
         f"{sum(choice.tuned for choice in choices)} tuned here in {kernel.seconds:.1f} s",
         f"{others} not with the list's first config",
@@ -104,7 +105,7 @@ def _spared(launched: Iterable[TunedKernel]) -> str:
     except (StoreError, UsageError) as error:
         logger.info("%s", error)
         return ""
-    known = (kind for kernel in launched for kind, launches in kernel.launches.items() if not launches.misses)
+    known = (kind for kernel in launched for kind, launches in kernel.table.launches.items() if not launches.misses)
     before = [kept[kind] for kind in known if kind in kept and kept[kind].misses]
     seconds = sum(launches.seconds / launches.misses for launches in before)
     return f", which saved {seconds:.1f} s of measuring" if seconds else ""
@@ -112,7 +113,7 @@ def _spared(launched: Iterable[TunedKernel]) -> str:
 
 def _saved(launched: Iterable[TunedKernel]) -> str:
     """Return the GPU time that was saved, where the list's first configs were timed in this process."""
-    saved_us = sum(served.saved_us for kernel in launched for served in kernel.served.values())
+    saved_us = sum(served.saved_us for kernel in launched for served in kernel.table.served.values())
     return f", which saved {saved_us / 1e6:.3g} s of the GPU's time" if saved_us > 0 else ""
 
 

@@ -14,8 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from blocktune.db.records.records import Outcome
-from blocktune.runtime.autotuned.config import LaunchConfig, Plain
-from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.config import LAUNCH_OPTIONS, LaunchConfig, Plain
 from blocktune.tuner.compile.answers import Answer, Compiled
 from blocktune.tuner.compile.compiler import compile_here, has_code
 from blocktune.tuner.compile_server.client import ServerClient

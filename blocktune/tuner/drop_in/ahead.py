@@ -13,6 +13,7 @@ from triton.runtime.cache import triton_key
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.runtime.autotuned.boundary import tolerance
 from blocktune.runtime.autotuned.frozen import is_given_winners
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.store_reader.sources import autotuned_rows
@@ -52,10 +53,11 @@ def _in_background(kernel: str, package: str) -> None:
 
 
 def _start(kernel: str, package: str) -> None:
-    devices = nvml_devices()
-    if devices and not any(_knows(package, device) for device in devices):
-        compile_ahead.start(kernel)
-        triton_key()  # Triton's hash of itself takes as long as a compile, and a launch would wait for it
+    with tolerance(kernel or "The first kernel", "a process that compiles"):
+        devices = nvml_devices()
+        if devices and not any(_knows(package, device) for device in devices):
+            compile_ahead.start(kernel)
+            triton_key()  # Triton's hash of itself takes as long as a compile, and a launch would wait for it
 
 
 def _knows(package: str, device: DeviceSpec) -> bool:

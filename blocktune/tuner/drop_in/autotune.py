@@ -8,6 +8,7 @@ def kernel(x, n, BLOCK: tl.constexpr): ...
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from blocktune.runtime.autotuned.settings import Cache, CostsOf, Settings, bucke
 from blocktune.runtime.autotuned.summary import tell_at_exit
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.decide import decide
+
+logger = logging.getLogger("blocktune")
 
 tell_at_exit()
 
@@ -101,7 +104,7 @@ def autotune(
             `launch_metadata` of `triton.jit` says so, or the compiled code is counted.
 
     Raises:
-        UsageError: there are no configs, a name is not one of the kernel's arguments, or a setting is out of range.
+        UsageError: a config has another type, a name is none of the kernel's arguments, or a setting is out of range.
     """
     if key is None:
         raise UsageError(
@@ -127,20 +130,20 @@ def autotune(
         function = jitted_function(fn)
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
         _require_configs(name, configs)
+        known = _known_keys(name, key, fn.arg_names)
         named = {
-            "key": key,
             "reset_to_zero": reset_to_zero,
             "restore_value": restore_value,
             "buckets": settings.buckets,
         }
         for what, names in named.items():
             require_names(what, names or (), fn.arg_names, name)
-        _require_grouped_keys(name, key, settings.buckets)
+        _require_grouped_keys(name, known, settings.buckets)
         return TunedAutotuner(
             fn,
             fn.arg_names,
             list(configs),
-            list(key),
+            known,
             reset_to_zero,
             restore_value,
             pre_hook=pre_hook,
@@ -192,18 +195,14 @@ def _choices(name: str, given: Any) -> tuple[Any, ...]:
 
 
 def _require_configs(name: str, configs: Sequence[Any]) -> None:
-    """Require that there is a list, and that it holds configs.
+    """Require a list of configs. An empty one stands for a config without parameters, as under Triton.
 
     Raises:
-        UsageError: it is empty, no list, or something else is among them.
+        UsageError: it is no list, or something else is among them.
     """
     if isinstance(configs, Config):
         raise UsageError(
             f"`configs` of {name} must be a list, but got one config, {configs}. Write [triton.Config(...)]."
-        )
-    if not configs:
-        raise UsageError(
-            f"{name} has no configs to choose from. Pass `[triton.Config({{...}})]`, or `blocktune.space(...)`."
         )
     wrong = next((config for config in configs if not isinstance(config, Config)), None)
     if wrong is not None:
@@ -211,6 +210,19 @@ def _require_configs(name: str, configs: Sequence[Any]) -> None:
             f"The configs of {name} must have the type `triton.Config`, but one is {wrong!r:.200}. Write "
             '`triton.Config({"BLOCK": 1024}, num_warps=4)`, or `blocktune.space(...)`.'
         )
+
+
+def _known_keys(name: str, key: Sequence[str], arg_names: Sequence[str]) -> list[str]:
+    """Return the names of the key that are arguments of the kernel; others cost a warning."""
+    unknown = [each for each in key if each not in arg_names]
+    if unknown:
+        logger.warning(
+            "`key` of %s names %s, which its calls never give: its arguments are %s.",
+            name,
+            ", ".join(unknown),
+            ", ".join(arg_names),
+        )
+    return [each for each in key if each in arg_names]
 
 
 def _require_grouped_keys(name: str, key: Sequence[str], buckets: Mapping[str, Bucket]) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from blocktune.db.records.records import KernelTrial
 from blocktune.db.store import ResultStore
-from blocktune.kernels.values.errors import BlocktuneError, StoreError
+from blocktune.kernels.values.errors import StoreError
+from blocktune.runtime.autotuned.boundary import warn_of_failure
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
@@ -62,7 +63,7 @@ def _kept_search(results: CallResults, machine: LaunchMachine) -> tuple[TuningRe
         with _opened(results) as store:
             return _search(results, store, machine)
     except StoreError as error:
-        results.warn(error)
+        warn_of_failure(results.subject.call.name, "a store of its results", error)
     with _temporary_store() as store:
         found = _search(results, store, machine)
     keep_here(found[0].best)
@@ -83,8 +84,8 @@ def _opened(results: CallResults) -> ResultStore:
         StoreError: it cannot be opened, whatever the reason, such as a BLOCKTUNE_DB that names a results file.
     """
     try:
-        return results.open_store()
-    except BlocktuneError as error:
+        return results.open_store(results.lock_timeout_seconds)
+    except Exception as error:  # whatever is wrong with a place
         raise StoreError(str(error)) from error
 
 

@@ -1,18 +1,19 @@
 """The choice of a call that its process does not know: what is known elsewhere, else what is measured now."""
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.runtime.autotuned.boundary import warn_of_failure
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.known import default_choice, known_choice
 from blocktune.tuner.drop_in.node_lock import node_lock
+from blocktune.tuner.measure.lock_file import Patience
 
 logger = logging.getLogger("blocktune")
 
@@ -45,27 +46,64 @@ def decide(call: AutotunedCall) -> KernelExplanation:
         UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
     """
-    with needing_a_gpu(call.name):
-        device = current_device()
-    choice = known_choice(call, device, last=call.settings.accept)
+    device = _device_of(call)
+    if device is None:
+        from blocktune.tuner.drop_in.tune_call import choice_by_triton
+
+        return choice_by_triton(call)
+    choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
     if choice is None and call.settings.strict:
         raise _untuned(call, device)
-    if choice is None:
-        choice = _tuned_once(call, device)
-    _report(call, choice)
+    choice = choice or _tuned_once(call, device)
+    logger.info("%s: %s", call.name, choice)
     return choice
+
+
+def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
+    """Return the choice of a call that is not raced, although nothing of its size is known: a strict one gets what was
+    measured with another size, and the times of an empty launch say nothing. None if the call is to be raced."""
+    far = known_choice(call, device, last=call.settings.accept, of_any_size=True)
+    if call.size is not None and call.size.is_trivial:
+        return far or known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
+    if far is not None:
+        then = "is used" if call.settings.strict else "is not used, and all configs are raced once"
+        logger.warning(
+            "%s: a config that was measured with a launch of another size %s for %s, with %d programs on %d bytes.",
+            call.name,
+            then,
+            call.problem.label,
+            *call.size.entries.values() if call.size is not None else (0, 0),
+        )
+    return far if call.settings.strict else None
+
+
+def _device_of(call: AutotunedCall) -> DeviceSpec | None:
+    """Return the current GPU; None, with a warning, where it is of no known kind.
+
+    Raises:
+        NoDeviceError: there is none.
+    """
+    with needing_a_gpu(call.name):
+        try:
+            return current_device()
+        except NoDeviceError:
+            raise
+        except Exception as error:  # such as a GPU that is newer than the tables
+            warn_of_failure(call.name, "the facts of its GPU", error)
+            return None
 
 
 def _tuned_once(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     """Return the choice that this process or, meanwhile, another one of the machine measures."""
     from blocktune.tuner.drop_in.tune_call import tuned_choice  # with it comes what compiles and measures
 
+    patience = Patience(call.settings.wait_seconds)
     name = "\n".join((device.key, call.name, call.source_hash, call.listed_problem.document))
-    with node_lock(name, call.settings.wait_seconds) as is_first:
+    with node_lock(name, call.name, patience) as is_first:
         choice = known_choice(call, device, last=call.settings.accept)
-        if choice is not None:
-            return choice
-        return tuned_choice(call, device) if is_first else _waited_in_vain(call, device)
+        if choice is None and is_first:
+            choice = tuned_choice(call, device, patience)
+    return choice or _waited_in_vain(call, device)
 
 
 def _waited_in_vain(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
@@ -83,25 +121,3 @@ def _untuned(call: AutotunedCall, device: DeviceSpec) -> UsageError:
         f"on {device.name} (source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that "
         "is allowed and bring the store or a frozen file along, or leave out `strict` and BLOCKTUNE_STRICT."
     )
-
-
-def _report(call: AutotunedCall, choice: KernelExplanation) -> None:
-    """Say what was chosen where Triton would: to its listener, and on standard output where it is to print."""
-    from triton import knobs
-
-    logger.info("%s: %s", call.name, choice)
-    listener = getattr(knobs.autotuning, "listener", None)
-    if listener is not None:
-        listener(
-            fn=call.function,
-            key=call.problem.document,
-            best_config=choice.launched,
-            configs_timings={call.launched(each): time_us for each, time_us in (choice.times_us or {}).items()},
-            duration=choice.seconds if choice.tuned else None,
-            cache_hit=not choice.tuned,
-        )
-    if knobs.autotuning.print and choice.tuned:
-        sys.stdout.write(
-            f"Triton autotuning for function {call.function.__name__},\nwith key as {call.problem.label},\n"
-            f"finished after {choice.seconds:.2f}s,\nbest config selected: {choice.launched};\n"
-        )

@@ -7,6 +7,7 @@ their own and stay as they are; so does every kernel that is left out by name.
 
 import fnmatch
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.boundary import tolerance, warn_of_failure
 from blocktune.runtime.autotuned.call import jitted_function
 from blocktune.runtime.autotuned.call_key import require_sequence
 from blocktune.runtime.autotuned.frozen import load_frozen
@@ -28,15 +30,15 @@ from blocktune.tuner.drop_in.decide import decide
 _PLACE = "_blocktune_kernel"
 """The attribute of a tuner that holds what stands under it."""
 
+logger = logging.getLogger("blocktune")
+
 Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Installed:
-    """The state of an installation: Triton's own methods, which kernels are meant, and how they are tuned."""
+    """The state of an installation: which kernels are meant, and how they are tuned."""
 
-    stock: Run
-    stock_init: Run
     only: tuple[str, ...]
     without: tuple[str, ...]
     settings: Settings
@@ -48,6 +50,10 @@ class _Installed:
 
 
 _installed: _Installed | None = None
+_stock: dict[str, Run] = {}
+"""What stood in the place of our methods, by name. Those of libraries that replaced ours since may still call ours."""
+_named: set[object] = set()
+"""Methods of others that were named."""
 _lock = threading.Lock()
 
 
@@ -89,33 +95,72 @@ def install_without_compiler(
     if frozen is not None:
         load_frozen(frozen)
     with _lock:
-        stock = (Autotuner.run, Autotuner.__init__)
-        if _installed is not None:
-            stock = (_installed.stock, _installed.stock_init)
-        _installed = _Installed(*stock, tuple(only), tuple(without), settings)
-        Autotuner.run, Autotuner.__init__ = _run, _init
+        _installed = _Installed(tuple(only), tuple(without), settings)
+        for name, ours in _ours().items():
+            if name not in _stock:
+                _stock[name] = getattr(Autotuner, name)
+                setattr(Autotuner, name, ours)
+    _name_strangers()
 
 
 def uninstall() -> None:
-    """Give every kernel its own tuner back; what was chosen is forgotten. Kernels of `blocktune.autotune` stay."""
+    """Give every kernel its own tuner back; what was chosen is forgotten. Kernels of `blocktune.autotune` stay, and so
+    do methods that another library has put in the place of ours."""
     global _installed
+    _name_strangers()
     with _lock:
-        if _installed is not None:
-            Autotuner.run, Autotuner.__init__ = _installed.stock, _installed.stock_init
-            _installed = None
+        _installed = None
+        for name, ours in _ours().items():
+            if name in _stock and getattr(Autotuner, name) is ours:
+                setattr(Autotuner, name, _stock.pop(name))
+
+
+def _ours() -> dict[str, Run]:
+    """Return the methods that take the place of Triton's, by name."""
+    return {"run": _run, "__init__": _init}
+
+
+def _name_strangers() -> None:
+    """Say once which methods of other libraries stand in the place of ours: kernels are tuned as far as those call what
+    they replaced."""
+    for name, ours in _ours().items():
+        found = getattr(Autotuner, name)
+        if name in _stock and found is not ours and found not in _named:
+            _named.add(found)
+            logger.warning(
+                "%s.%s has replaced `Autotuner.%s` after `blocktune.install`: kernels are tuned only if it calls "
+                "the method that it replaced. Call `blocktune.install` after that library is imported.",
+                found.__module__,
+                found.__qualname__,
+                name,
+            )
+
+
+def _name_own_run(cls: type) -> None:
+    """Say once that the kernels of a subclass of Triton's tuner keep it, since its `run` does not call Triton's."""
+    run: Any = getattr(cls, "run", None)
+    code = getattr(run, "__code__", None)
+    if code is not None and run is not _run and "super" not in code.co_names and cls not in _named:
+        _named.add(cls)
+        logger.warning(
+            "Kernels of %s.%s keep their own tuner, since its `run` does not call that of Triton's `Autotuner`.",
+            cls.__module__,
+            cls.__qualname__,
+        )
 
 
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch as Triton's `Autotuner.run` does, for every tuner of the process."""
     installed = _installed
-    if installed is None:  # uninstalled by another thread since
-        return Autotuner.run(self, *args, **kwargs)
+    stock = _stock.get("run", Autotuner.run)
+    if installed is None:  # uninstalled since, by another thread or under a library's method
+        return stock(self, *args, **kwargs)
     held, kernel = self.__dict__.get(_PLACE, (None, None))
     if held is not installed:
         kernel = _kernel_of(self, installed)
         setattr(self, _PLACE, (installed, kernel))
     if kernel is None:
-        return installed.stock(self, *args, **kwargs)
+        return stock(self, *args, **kwargs)
     return self.fn.run(*args, **kwargs, **kernel.options(args, kwargs))
 
 
@@ -123,18 +168,25 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     """Make a tuner as Triton does, and let the package of its kernel be imported where it will be compiled."""
     installed = _installed
-    if installed is None:  # uninstalled by another thread since
-        Autotuner.__init__(self, *args, **kwargs)
+    _stock.get("__init__", Autotuner.__init__)(self, *args, **kwargs)
+    if installed is None:  # uninstalled since, by another thread or under a library's method
         return
-    installed.stock_init(self, *args, **kwargs)
+    _name_strangers()
+    if not isinstance(self, TunedAutotuner):
+        _name_own_run(type(self))
     name = f"{self.base_fn.__module__}:{self.base_fn.__qualname__}"
     if installed.covers(name) and not knobs.runtime.interpret:
-        prepare(name, installed.settings)
+        with tolerance(name, "a process that compiles"):
+            prepare(name, installed.settings)
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:
-    """Return what replaces a tuner; None if it stays as it is."""
-    function = jitted_function(tuner.fn).fn
+    """Return what replaces a tuner; None if it stays as it is, as one of something that is not jitted does."""
+    try:
+        function = jitted_function(tuner.fn).fn
+    except UsageError as error:
+        warn_of_failure("A kernel", "this tuner", error)
+        return None
     name = f"{function.__module__}:{function.__qualname__}"
     if isinstance(tuner, TunedAutotuner) or not installed.covers(name):
         return None

@@ -1,12 +1,14 @@
 """Known configs of a call: from a frozen file, from rank 0, or from the store."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
-from blocktune.runtime.autotuned.fallback import KernelExplanation, kernel_offers, stored_winners
+from blocktune.runtime.autotuned.boundary import tolerance
+from blocktune.runtime.autotuned.call import FAR, AutotunedCall, LaunchSize
+from blocktune.runtime.autotuned.config import BYTES, PROGRAMS, LaunchConfig, LaunchProblem
+from blocktune.runtime.autotuned.fallback import KernelExplanation, KernelWinner, kernel_offers, stored_winners
 from blocktune.runtime.autotuned.frozen import frozen_winners
 from blocktune.runtime.selection.explanation import Explanation, measured_reason
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
@@ -14,10 +16,29 @@ from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
 KernelCandidate = Candidate[LaunchProblem, LaunchConfig]
 
 
-def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
-    """Return the choice that is known of a call, no further down than a source."""
-    given = frozen_winners(call.name, call.source_hash, device)
-    offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), call.listed_problem)
+def known_choice(
+    call: AutotunedCall, device: DeviceSpec, *, last: Rung, of_any_size: bool = False
+) -> KernelExplanation | None:
+    """Return the choice that is known of a call, no further down than a source.
+
+    Args:
+        call: the call.
+        device: the GPU.
+        last: the source.
+        of_any_size: whether a winner counts as the call's own that was measured with a launch of a far size.
+    """
+    given = list[KernelWinner]()
+    with tolerance(call.name, "frozen winners"):
+        given = frozen_winners(call.name, call.source_hash, device)
+
+    def stored() -> list[KernelWinner]:
+        with tolerance(call.name, "stored winners"):
+            return stored_winners(call.name, call.source_hash, device)
+        return []
+
+    offers = kernel_offers(
+        _by_size(call, given, of_any_size), lambda: _by_size(call, stored(), of_any_size), call.listed_problem
+    )
     passed_over: list[Rejection] = []
 
     def fit(candidate: KernelCandidate) -> KernelCandidate | str:
@@ -28,6 +49,21 @@ def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> Kern
             return choice_of(call, step, device, passed_over)
         passed_over.append(step)
     return None
+
+
+def _by_size(call: AutotunedCall, winners: Sequence[KernelWinner], of_any_size: bool) -> list[KernelWinner]:
+    """Return winners, where those of the call but for its size stand for it, the nearest size first."""
+    wanted = call.listed_problem
+    problem = wanted.without(PROGRAMS, BYTES)
+    own, others = list[tuple[float, KernelWinner]](), list[KernelWinner]()
+    for winner in winners:
+        size = LaunchSize.stored(winner.shape)
+        factor = FAR if size is None or call.size is None else call.size.factor(size)
+        if winner.shape.without(PROGRAMS, BYTES) == problem and (of_any_size or factor <= FAR):
+            own.append((factor, replace(winner, shape=wanted)))
+        else:
+            others.append(winner)
+    return [*(winner for _, winner in sorted(own, key=lambda each: each[0])), *others]
 
 
 def default_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:

@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome, Telemetry
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.settings import brings_its_own_bench
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.launches.launch_runner import LaunchRunner
-from blocktune.tuner.launches.race import Standing, race
+from blocktune.tuner.launches.launches import ConfigLaunch
+from blocktune.tuner.launches.race import Standing, fastest, race
 from blocktune.tuner.measure.telemetry import disturbance
 from blocktune.tuner.subject.launch import LaunchSubject
 
@@ -60,12 +62,16 @@ class ListRace:
         """
         best_known = self._best_known()
         runnable = {config: compiled[config] for config in self.new if self._can_run(config, compiled[config])}
+        refused = self._refused()
         twins = self._twins(self._without_spills(runnable, is_only_choice=not best_known))
-        contenders = [config for config in self._list if config in best_known or twins.get(config) == config]
+        racing = {*best_known, *refused, *(config for config, twin in twins.items() if config == twin)}
+        contenders = [config for config in self._list if config in racing]
         if len(contenders) == 1 and contenders[0] in self._known:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with open_runner() as runner:
-            standing = race(contenders, runner.rounds)
+            self._tell_failures()
+            find = fastest if brings_its_own_bench(self._subject.call.tuner) else race
+            standing = find(contenders, runner.rounds)
             self._keep_failures(runner.failures)
             if standing is not None:
                 self._keep_times(standing, sample())
@@ -84,7 +90,7 @@ class ListRace:
             len(self._list),
             time_us=time_us,
             default_time_us=default_us,
-            speedup_over_default=None if default_us is None else default_us / time_us,
+            speedup_over_default=default_us / time_us if default_us and time_us else None,
         )
 
     def _best_known(self) -> tuple[LaunchConfig, ...]:
@@ -106,6 +112,26 @@ class ListRace:
         if compiled.transient:
             self.failed_by_machine.add(config)
         return False
+
+    def _refused(self) -> list[LaunchConfig]:
+        """Return the configs to launch although they do not fit, for a hook that is to see the error."""
+        if not self._has_listening_hook:
+            return []
+        return [config for config, trial in self.trials.items() if trial.outcome is Outcome.INFEASIBLE]
+
+    @property
+    def _has_listening_hook(self) -> bool:
+        """Whether the author's hook is to see why configs fail."""
+        return self._subject.call.tuner.user_defined_post_hook and not self._subject.call.settings.isolate
+
+    def _tell_failures(self) -> None:
+        """Call the hooks of configs that do not compile, as a launch would: to compile them again may crash here."""
+        if self._has_listening_hook:
+            for config, trial in self.trials.items():
+                if trial.outcome in (Outcome.COMPILE_ERROR, Outcome.COMPILE_TIMEOUT):
+                    launch = ConfigLaunch(self._subject.call, config)
+                    launch.before()
+                    launch.after(exception=RuntimeError(trial.error))
 
     def _without_spills(self, runnable: Compiles, *, is_only_choice: bool) -> Compiles:
         """Return the configs that spill no more than the settings allow; all of them if all spill more, and nothing

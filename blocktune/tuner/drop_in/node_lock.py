@@ -1,39 +1,35 @@
 """One process of a machine tunes a call; the others wait for what it finds, for a bounded time."""
 
 import contextlib
-import fcntl
 import hashlib
-import time
+import logging
 from collections.abc import Iterator
 
-from blocktune.tuner.measure.lock_file import open_lock_file
+from blocktune.runtime.autotuned.boundary import tolerance
+from blocktune.tuner.measure.lock_file import Patience, acquire_lock, open_lock_file
 
-_PAUSE_SECONDS = 0.05
+logger = logging.getLogger("blocktune")
 
 
 @contextlib.contextmanager
-def node_lock(name: str, wait_seconds: float) -> Iterator[bool]:
-    """Hold the lock of a name among this user's processes; gives False if another one still holds it after the wait.
+def node_lock(name: str, kernel: str, patience: Patience) -> Iterator[bool]:
+    """Hold the lock of a name among this user's processes; gives False if another one holds it for too long.
 
     The lock is a file that the operating system releases when a process ends, however it ends. Where no such file can
-    be made every process tunes for itself.
+    be made or locked, every process tunes for itself.
+
+    Args:
+        name: what is tuned.
+        kernel: of which, for messages.
+        patience: how long to wait.
     """
-    try:
-        file = open_lock_file(f"tune-{hashlib.sha256(name.encode()).hexdigest()[:16]}")
-    except OSError:
-        yield True
-        return
-    with file:
-        yield _acquired(file.fileno(), time.monotonic() + wait_seconds)
 
+    def tell(holder: str) -> None:
+        logger.warning("%s: waiting for %s, which tunes it, for at most %.0f s.", kernel, holder, patience.left_seconds)
 
-def _acquired(file: int, deadline: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_PAUSE_SECONDS)
-        else:
-            return True
+    is_free = True
+    with contextlib.ExitStack() as stack:
+        with tolerance(kernel, "a lock against other processes that tune it"):
+            file = stack.enter_context(open_lock_file(f"tune-{hashlib.sha256(name.encode()).hexdigest()[:16]}"))
+            is_free = acquire_lock(file, patience, tell)
+        yield is_free

@@ -1,19 +1,23 @@
 """Results of tuning a call: records and messages. A store that is away costs a warning."""
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
 from blocktune.kernels.values.config import Origin
-from blocktune.kernels.values.errors import BlocktuneError, needing
+from blocktune.kernels.values.errors import UsageError, needing
+from blocktune.runtime.autotuned.boundary import tolerance, warn_of_failure
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.frozen import add_winner
 from blocktune.runtime.selection.ladder import Candidate, Rung
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.drop_in.known import choice_of
+from blocktune.tuner.measure.lock_file import Patience
 from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.subject.launch import LaunchSubject
 
@@ -22,10 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blocktune")
 
-OpenStore = Callable[[], "ResultStore"]
+LEAST_SECONDS, LOCK_TIMEOUT_SECONDS = 1.0, 30.0
+"""How long a store is waited for at least, since writers take turns, and at most."""
+
+OpenStore = Callable[[float], "ResultStore"]
+"""Opens a store, whose lock is waited for so many seconds."""
 
 
-def open_store() -> "ResultStore":
+def open_store(lock_timeout_seconds: float) -> "ResultStore":
     """Return the user's store. With it comes SQLAlchemy, which takes a second to import.
 
     Raises:
@@ -34,24 +42,38 @@ def open_store() -> "ResultStore":
     """
     with needing("tune", "A store of winners"):
         from blocktune.db.store import ResultStore
-    return ResultStore.open()
+    return ResultStore.open(lock_timeout_seconds=lock_timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class CallResults:
-    """The records that a store keeps of a call, measured by this software on this device."""
+    """The records that a store keeps of a call, measured by this software on this device, as far as it answers in
+    time."""
 
     subject: LaunchSubject
     open_store: OpenStore
+    patience: Patience
+
+    @property
+    def lock_timeout_seconds(self) -> float:
+        """How long the store is waited for."""
+        return min(max(self.patience.left_seconds, LEAST_SECONDS), LOCK_TIMEOUT_SECONDS)
+
+    @contextmanager
+    def opened(self) -> Iterator["ResultStore"]:
+        """Yield the store; a long wait for it is told."""
+        from blocktune.db.tables.waiting import slow_answer_warning
+
+        seconds = self.lock_timeout_seconds
+        label = f"The store of results, with those of {self.subject.call.name},"
+        with self.patience.spent(), slow_answer_warning(label, seconds), self.open_store(seconds) as store:
+            yield store
 
     def known(self) -> dict[LaunchConfig, KernelTrial]:
         """Return how configs of this call ended before; those whose compile took too long may be tried again."""
-        try:
-            with self.open_store() as store:
-                trials = self.trials_in(store)
-        except BlocktuneError as error:
-            logger.info("Earlier results of %s are not known: %s", self.subject.call.name, error)
-            return {}
+        trials: dict[LaunchConfig, KernelTrial] = {}
+        with tolerance(self.subject.call.name, "a store of its results"), self.opened() as store:
+            trials = self.trials_in(store)
         return {config: trial for config, trial in trials.items() if trial.outcome is not Outcome.COMPILE_TIMEOUT}
 
     def trials_in(self, store: "ResultStore") -> dict[LaunchConfig, KernelTrial]:
@@ -79,19 +101,17 @@ class CallResults:
                 trials[config].error,
             )
         try:
-            with self.open_store() as store:
+            with self.opened() as store:
                 store.put_all(lasting, [] if failed_by_machine else [best])
-        except BlocktuneError as error:
-            self.warn(error)
+        except Exception as error:  # whatever is wrong with a place, a disk or a server
+            warn_of_failure(self.subject.call.name, "a store of its results", error)
             keep_here(best)
-
-    def warn(self, error: BlocktuneError) -> None:
-        """Say that the store fails: a call goes on with what it has measured."""
-        logger.warning("The results of %s are not kept: %s", self.subject.call.name, error)
 
 
 def keep_here(best: KernelBest) -> None:
-    """Let this process keep a winner, also for other ranks."""
+    """Let this process keep a winner, also for other ranks, unless its time is none, as of a bench of its own."""
+    if best.time_us is None or not 0 < best.time_us < math.inf:
+        return
     winner = TunedConfig(shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us)
     add_winner((best.device.key, best.config.kernel, best.kernel_hash), winner)
 
@@ -112,13 +132,19 @@ def measured_choice(
         seconds: what the measuring took.
         times_us: of the configs that were timed.
     """
-    call, time_us = subject.call, best.time_us or 0.0
+    call, time_us, rates = subject.call, best.time_us or 0.0, ""
+    try:
+        rates = rates_of(call, best.config, time_us, subject.device)
+    except UsageError:  # `costs` that return something else
+        raise
+    except Exception as error:  # such as a `launch_metadata` that expects a launch
+        warn_of_failure(call.name, "its rates", error)
     winner = Candidate(
         rung=Rung.EXACT, config=best.config, origin=Origin.MEASURED, tuned_for=call.problem, time_us=time_us
     )
     return replace(
         choice_of(call, winner, subject.device),
-        rates=rates_of(call, best.config, time_us, subject.device),
+        rates=rates,
         default_time_us=best.default_time_us,
         tuned=True,
         seconds=seconds,

@@ -8,10 +8,9 @@ from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.hardware.device import current_device
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
-from blocktune.runtime.autotuned.settings import Cache
+from blocktune.runtime.autotuned.settings import Cache, brings_its_own_bench
 from blocktune.tuner.launches.launches import (
     ConfigLaunch,
-    brings_its_own_bench,
     require_restorable,
     whole_launch,
 )
@@ -111,7 +110,7 @@ class LaunchBench(Bench[LaunchConfig]):
             Exception: what a launch raised that is not to blame on its config.
         """
         running = [config for config in configs if config in self._ran or self._runs(config)]
-        if brings_its_own_bench(self._call):
+        if brings_its_own_bench(self._call.tuner):
             return {config: self._benched(config) for config in running}
         launches = [ConfigLaunch(self._call, config) for config in running]
         if running and time.monotonic() - self._last_timed > IDLE_SECONDS:  # as while configs were compiled

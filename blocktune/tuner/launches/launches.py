@@ -48,14 +48,6 @@ def prepare_arguments(call: AutotunedCall, config: LaunchConfig) -> None:
     call.tuner.pre_hook(call.named_with(config), reset_only=True)
 
 
-def brings_its_own_bench(call: AutotunedCall) -> bool:
-    """Return whether the kernel was decorated with `do_bench`; Triton makes one of its own of the older `warmup` and
-    `rep`."""
-    tuner = call.tuner
-    older = tuner.num_warmups is not None or tuner.num_reps is not None or tuner.use_cuda_graph
-    return tuner._do_bench is not None and not older
-
-
 def require_restorable(call: AutotunedCall) -> None:
     """Require that what measuring resets or restores are tensors.
 

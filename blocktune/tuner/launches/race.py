@@ -76,6 +76,13 @@ def race(configs: Sequence[ConfigT], time_rounds: TimeRounds[ConfigT]) -> Standi
     return Standing(left[0], samples | timed) if left else None
 
 
+def fastest(configs: Sequence[ConfigT], time_rounds: TimeRounds[ConfigT]) -> Standing[ConfigT] | None:
+    """Return the config with the least time by a bench of the kernel's own, whatever that returns: of equal ones the
+    first, as under Triton. None if no config runs."""
+    samples = time_rounds(configs, 1)
+    return Standing(min(samples, key=lambda config: samples[config][0]), samples) if samples else None
+
+
 def _last_stage(
     order: Sequence[ConfigT], rounds: int, time_rounds: TimeRounds[ConfigT]
 ) -> tuple[list[ConfigT], dict[ConfigT, Samples]]:

@@ -1,6 +1,5 @@
 """A call on its way to another process, which finds the kernel by its name and gets copies of the arguments."""
 
-import inspect
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +9,9 @@ import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function, tuner_in
-from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
+from blocktune.runtime.autotuned.call import AutotunedCall, grid_arguments, jitted_function, tuner_in
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem, launch_config, triton_config
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 from blocktune.tuner.launches.arguments import load_arguments, save_arguments
 from blocktune.tuner.offline.specialization import is_importable, object_named
 
@@ -100,15 +98,4 @@ def grids_of(call: AutotunedCall) -> dict[str, Any]:
 
 def meta_of(call: AutotunedCall, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a grid function is given: all arguments by name, defaults and heuristics included."""
-    defaults = {
-        name: param.default
-        for name, param in call.function.signature.parameters.items()
-        if param.default is not inspect.Parameter.empty
-    }
-    meta = {**defaults, **call.named, **options}
-    holder = call.tuner.fn
-    while holder is not call.function:
-        for name, value in getattr(holder, "values", {}).items():
-            meta[name] = value(meta)
-        holder = holder.fn
-    return meta
+    return grid_arguments(call.tuner.fn, call.function, {**call.named, **options})

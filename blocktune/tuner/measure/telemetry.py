@@ -1,7 +1,6 @@
 """The state of a GPU by NVML, and the lock that keeps two measurements off one GPU."""
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import logging
@@ -13,7 +12,7 @@ from blocktune.kernels.hardware.catalogue import entry_by_driver_name
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.nvml import Nvml, NvmlGpu, canonical_uuid
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.measure.lock_file import lock_folder, open_lock_file
+from blocktune.tuner.measure.lock_file import Patience, acquire_lock, open_lock_file
 
 _log = logging.getLogger(__name__)
 
@@ -130,25 +129,26 @@ def disturbances(samples: Iterable[Telemetry]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def gpu_lock(uuid: str | None, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the GPU for measuring, among this user's processes; calls `on_wait` with a message before it has to wait.
+def gpu_lock(uuid: str | None, on_wait: Callable[[str], None], patience: Patience | None = None) -> Iterator[bool]:
+    """Hold the GPU for measuring, among this user's processes; gives False if another one holds it for too long.
 
     The lock is a file that the operating system releases when the process ends, however it ends. Without a UUID there
-    is nothing to lock.
+    is nothing to lock, and where no file can be locked nothing keeps others off the GPU.
+
+    Args:
+        uuid: of the GPU.
+        on_wait: called with a message once the wait takes long, or where there is no lock.
+        patience: how long to wait; without an end unless given.
     """
-    if uuid is None:
-        yield
-        return
-    try:
-        opened = open_lock_file(f"gpu-{hashlib.sha256(canonical_uuid(uuid).encode()).hexdigest()[:16]}")
-    except OSError as error:  # a home that cannot be written
-        on_wait(f"Nothing keeps other tuning runs off the GPU: {lock_folder()} cannot be written ({error.strerror}).")
-        yield
-        return
-    with opened as file:
+    is_free = True
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait(f"Another tuning run holds the GPU {canonical_uuid(uuid)}; waiting for it.")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            if uuid is not None:
+                digest = hashlib.sha256(canonical_uuid(uuid).encode()).hexdigest()[:16]
+                file = stack.enter_context(open_lock_file(f"gpu-{digest}"))
+                held = f"{{}} measures on the GPU {canonical_uuid(uuid)}; waiting for it."
+                is_free = acquire_lock(file, patience or Patience(), lambda holder: on_wait(held.format(holder)))
+        except Exception as error:  # a home that cannot be written, or a file system without locks
+            cause = f"{type(error).__name__}: {error}"
+            on_wait(f"Nothing keeps other tuning runs off the GPU, since no file can be locked: {cause}.")
+        yield is_free

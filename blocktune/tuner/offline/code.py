@@ -10,8 +10,7 @@ from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.runtime.autotuned.call import jitted_function
-from blocktune.runtime.autotuned.config import Plain
-from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.config import LAUNCH_OPTIONS, Plain
 from blocktune.tuner.compile.compiler import compile_here
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 

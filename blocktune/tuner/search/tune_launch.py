@@ -13,9 +13,9 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
+from blocktune.runtime.autotuned.settings import brings_its_own_bench
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
-from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.locked_runner import locked
 from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
@@ -101,7 +101,7 @@ def _launch_runner(
     on_wait: Callable[[str], None],
 ) -> Iterator[LaunchRunner]:
     """Yield what measures a call; the GPU is locked meanwhile."""
-    if brings_its_own_bench(subject.call):
+    if brings_its_own_bench(subject.call.tuner):
         logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", subject.call.name)
     runner = machine.runner(subject.call, anchor=anchor, monitor=monitor, terms=options.terms)
     with locked(runner, subject.device, on_wait):

@@ -9,8 +9,7 @@ from blocktune.db.records.records import Environment, KernelTrial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
-from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.config import LAUNCH_OPTIONS, KernelProblem, LaunchConfig
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.compile.compiler import CompileResult
@@ -49,7 +48,7 @@ class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
 
     @property
     def problem(self) -> KernelProblem:
-        return KernelProblem(self.call.name, self.call.problem)
+        return KernelProblem(self.call.name, self.call.sized_problem)
 
     @property
     def winner_problem(self) -> KernelProblem:

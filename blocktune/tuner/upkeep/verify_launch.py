@@ -7,15 +7,20 @@ from blocktune.db.records.records import KernelBest, KernelTrial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
+from blocktune.runtime.autotuned.config import BYTES, PROGRAMS, KernelProblem, LaunchConfig
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.tune_launch import tune_launch
 from blocktune.tuner.upkeep.verification import Recheck, Verification
 
 
 def stored_winner(call: AutotunedCall, device: DeviceSpec, store: ResultStore) -> KernelBest | None:
-    """Return the winner of a call that a store holds."""
-    return store.best(device, KernelProblem(call.name, call.listed_problem), kernel_hash=call.source_hash)
+    """Return the winner of a call that a store holds; version 0.1 stored none with its size."""
+    sized = call.listed_problem
+    found = (
+        store.best(device, KernelProblem(call.name, problem), kernel_hash=call.source_hash)
+        for problem in (sized, sized.without(PROGRAMS, BYTES))
+    )
+    return next(filter(None, found), None)
 
 
 def verify_launch(
@@ -33,7 +38,7 @@ def verify_launch(
     Raises:
         NoFeasibleConfigError: no config runs and computes what the first one does.
     """
-    started, problem = time.monotonic(), KernelProblem(call.name, call.problem)
+    started, problem = time.monotonic(), KernelProblem(call.name, call.sized_problem)
 
     def trials_of(best: KernelBest) -> list[KernelTrial]:
         return store.trials(device, problem, environment=best.environment, kernel_hash=call.source_hash)

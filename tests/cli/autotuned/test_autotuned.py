@@ -92,7 +92,7 @@ def test_a_kernel_of_a_users_own_folder_is_found(tune: Any, tmp_path: Path, monk
 
 def test_one_call_is_shown_like_a_shape(tune: Any) -> None:
     shown = words(tune("run", KERNEL, *ARGS, "--trials", 3, "--sampler", "tpe", "--seed", 1, "-v").output)
-    assert "scale_kernel n=1000 (fp32 float) on NVIDIA H200, measured, sustained" in shown
+    assert "scale_kernel n=1000 (fp32 float) 8 programs on NVIDIA H200, measured, sustained" in shown
     assert "occupancy of the winner" in shown
     assert "6 configs can run; tried: 3 ok" in shown
     assert "the search ended at its number of configs" in shown

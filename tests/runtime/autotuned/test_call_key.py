@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call_key import CallKey, power_of_two
 from blocktune.runtime.autotuned.config import LaunchProblem
 
@@ -32,13 +31,20 @@ def keys(*args: Any, **kwargs: Any) -> tuple[Any, LaunchProblem]:
         ((BASE[1:], 100, 32, 5), True),  # an address that does not divide by 16
         ((BASE, 100, 33, 5), True),  # a number that does not
         ((BASE, 100, 1, 5), True),  # the number 1
-        ((BASE[8:], 100, 48, 7), False),  # other values that Triton compiles alike
-        ((torch.ones(999, dtype=torch.float16), 100, 32, 5), False),
+        ((torch.ones(64, dtype=torch.float16), 100, 48, 7), False),  # other values that Triton compiles alike
     ],
 )
 def test_what_counts(other: tuple[Any, ...], counts: bool) -> None:
     for mine, others in zip(keys(BASE, 100, 32, 5), keys(*other), strict=True):
         assert (mine != others) is counts
+
+
+def test_sizes_count_in_a_process_alone_where_they_are_far() -> None:
+    plain = keys(BASE, 100, 32, 5)
+    for length, is_equal in ((100, True), (999, False)):
+        other = keys(torch.ones(length, dtype=torch.float16), 100, 32, 5)
+        assert (plain[0] == other[0]) is is_equal
+        assert plain[1] == other[1]
 
 
 def test_launch_options_and_grids_do_not_count() -> None:
@@ -105,5 +111,6 @@ def test_key_values_may_be_grouped() -> None:
 def test_key_values_of_any_type_are_taken() -> None:
     assert keys(BASE, [1, 2], 32, 5) == keys(BASE, [1, 2], 32, 5)
     assert keys(BASE, torch.float16, 32, 5)[1].label.startswith("n=torch.float16")
-    with pytest.raises(UsageError, match="up to 1000 characters"):
-        keys(BASE, "n" * 1000, 32, 5)
+    long, other = (keys(BASE, "n" * 5000 + end, 32, 5)[1] for end in "ab")
+    assert long != other
+    assert len(long.document) < 200

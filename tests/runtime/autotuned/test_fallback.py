@@ -107,7 +107,7 @@ def test_configs_hold_plain_values_alone() -> None:
     config = LaunchConfig(KERNEL, (("num_warps", 4), ("EVEN", True), ("MODE", "tf32"), ("BIAS", None)))
     assert LaunchConfig.from_document(KERNEL, config.document) == config
     assert config.label == "softmax BIAS=None EVEN=True MODE=tf32 num_warps=4"
-    for name, value in (("BLOCK", 1 << 21), ("BLOCK", [1]), ("2x", 1)):
+    for name, value in (("BLOCK", 1 << 63), ("BLOCK", float("inf")), ("BLOCK", [1]), ("2x", 1)):
         with pytest.raises(UsageError, match="A parameter must be"):
             LaunchConfig(KERNEL, ((name, value),))  # type: ignore[arg-type]
 

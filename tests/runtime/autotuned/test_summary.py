@@ -10,8 +10,8 @@ import pytest
 import triton
 
 from blocktune.runtime.autotuned import summary
+from blocktune.runtime.autotuned.choices import BoundLaunch
 from blocktune.runtime.autotuned.config import LaunchProblem
-from blocktune.runtime.autotuned.kernel import BoundLaunch
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
@@ -48,8 +48,9 @@ def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkey
     kind = Kind("nvidia h200|9.0|132", "m:kernel", LaunchProblem.of({"n": 8}))
     monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(tmp_path / "launches.jsonl"))
     append_launches(tmp_path / "launches.jsonl", {kind: Launches(hits=9, misses=2, seconds=5.0)})
-    facts = {"name": "m:kernel", "calls": 1, "misses": 1, "seconds": 0.0, "served": {}, "choices": {}}
-    kernel = SimpleNamespace(**facts, launches={kind: Launches(hits=4)}, tuner=SimpleNamespace(configs=[]))
+    facts = {"name": "m:kernel", "misses": 1, "seconds": 0.0, "choices": {}}
+    table = SimpleNamespace(calls=1, launches={kind: Launches(hits=4)}, served={})
+    kernel = SimpleNamespace(**facts, table=table, tuner=SimpleNamespace(configs=[]))
     monkeypatch.setattr(summary, "kernels", [kernel])
     assert "m:kernel: 1 launch, 0 kinds of calls" in summary.summary()
     assert "0 of them known before, which saved 2.5 s of measuring; 0 kernels" in summary.summary()
@@ -71,15 +72,13 @@ def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest
         tuned=True,
         dropped={"kernel BLOCK=64": "run_error: illegal memory access", "kernel BLOCK=128": "infeasible: spills"},
     )
-    served = BoundLaunch(choice, winner)
+    served = BoundLaunch(choice, (8,))
     served.calls = 10_000
     kernel = SimpleNamespace(
         name="m:kernel",
-        calls=10_000,
         misses=1,
         seconds=2.5,
-        launches={},
-        served={problem: served},
+        table=SimpleNamespace(calls=10_000, launches={}, served={(None, problem): served}),
         choices={problem: choice},
         tuner=SimpleNamespace(configs=[first, winner]),
     )

@@ -52,6 +52,16 @@ class FakeGpu:
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
 
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Return what Triton's own tuner times launches with, in milliseconds."""
+
+        def bench(launch: Thunk, quantiles: Sequence[float]) -> list[float]:
+            launch()
+            self.timed.append(self.launches[-1])
+            return [self.time_us(self.launches[-1]) / 1e3] * len(quantiles)
+
+        return bench
+
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
         """Return no module, which Triton 3.9 would unload when the code goes, after this GPU did."""
         return None, 1, 32, 0, 1024

@@ -8,6 +8,7 @@ import torch
 from triton.runtime.autotuner import Autotuner
 
 from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.stock_tuner import stock_key
 from blocktune.tuner.measure.environment import source_commit
 from tests.support.libraries import steps as library_steps
 from tests.support.libraries.calls import handed_over
@@ -27,7 +28,7 @@ def known_calls() -> list[dict[str, Any]]:
 
     def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = kernel.call_of(args, kwargs)
-        kernel.tuner.cache[kernel._stock_key(args, kwargs)] = call.configs[call.default]
+        kernel.tuner.cache[stock_key(kernel.tuner, args, kwargs)] = call.configs[call.default]
         if len(call.configs) > 1 and kernel.name not in rows:
             rows[kernel.name] = {
                 "kernel": kernel.name,

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, launch_config
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import launch_config
+from blocktune.runtime.autotuned.stock_tuner import stock_key
 from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.decide import decide
 from blocktune.tuner.launches.launch_bench import LaunchBench
@@ -52,7 +52,7 @@ class Chosen:
         configs = {
             who: call.launched(LaunchConfig(call.name, tuple(found.items()))) for who, found in parameters.items()
         }
-        return cls(kernel.tuner, kernel._stock_key(call.args, call.kwargs), configs)
+        return cls(kernel.tuner, stock_key(kernel.tuner, call.args, call.kwargs), configs)
 
     def launch_with(self, who: str) -> None:
         """Let Triton's own tuner launch with the config of one."""

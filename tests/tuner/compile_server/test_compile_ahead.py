@@ -18,10 +18,9 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, launch_config
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import launch_config
 from blocktune.tuner.compile_server import client
 from blocktune.tuner.compile_server.client import ServerClient
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead, _has_more_to_a_thread
@@ -72,7 +71,7 @@ def call_of(tuner: Any, *args: Any) -> AutotunedCall:
         raise AssertionError(call)
 
     kernel, kwargs = TunedKernel(tuner, Settings(), never), {"grid": grid, "warmup": False}
-    return kernel._call(kernel._key.problem(args, kwargs), args, kwargs)
+    return kernel.call_of(args, kwargs)
 
 
 def compiled(call: AutotunedCall, compiler: CompileAhead) -> dict[Any, Any]:

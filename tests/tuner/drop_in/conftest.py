@@ -9,6 +9,7 @@ import triton
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
+from blocktune.runtime.autotuned.boundary import forget_warnings
 from blocktune.runtime.autotuned.frozen import forget_frozen
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in import decide, tune_call
@@ -47,7 +48,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
 
     made = FakeGpu(time_us)
     launches = LaunchTools(lambda l2: FakeHookedClock(made), lambda: None)
-    tools = DropInMachine(ahead=compiler, open_store=lambda: ResultStore.open(path), launches=launches)
+    tools = DropInMachine(ahead=compiler, open_store=lambda _: ResultStore.open(path), launches=launches)
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(decide, "current_device", lambda: H200)
     monkeypatch.setattr(lock_file, "cache_folder", lambda: tmp_path / "cache")
@@ -55,6 +56,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
         yield made
     uninstall()
     forget_frozen()
+    forget_warnings()
 
 
 def decorated(kernel: Any = scale_kernel, configs: Any = CONFIGS, **options: Any) -> Any:

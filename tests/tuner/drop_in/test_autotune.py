@@ -14,7 +14,6 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.files import variables
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.runtime.autotuned import summary
-from blocktune.runtime.autotuned.config import KernelProblem
 from blocktune.runtime.autotuned.launches import read_launches
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.autotune import autotune, space
@@ -46,8 +45,9 @@ def test_the_fastest_config_is_launched_and_kept(gpu: FakeGpu, path: Path) -> No
     assert (found.rung, found.time_us, found.default_time_us) == (Rung.EXACT, 110.0, 238.0)
     with ResultStore.open(path) as store:
         (best,) = store.kernel_bests(H200)
-        problem = KernelProblem(best.config.kernel, kernel.kernel._key.problem((x, 1000, 2.0), {}))
+        problem = best.shape.of_any_list
         trials = store.trials(H200, problem, environment=best.environment, kernel_hash=best.kernel_hash)
+    assert problem.label == "n=1000 (fp32 float) 8 programs"
     assert best.config.kernel == "tests.support.libraries.autotuned_kernels:scale_kernel"
     assert best.speedup_over_default == pytest.approx(238 / 110)
     assert len(trials) == len(CONFIGS)
@@ -84,11 +84,10 @@ def test_trials_tell_the_state_of_the_gpu(gpu: FakeGpu, path: Path, monkeypatch:
     monkeypatch.setattr(GpuMonitor, "sample", lambda _: state)
     kernel = decorated()
     kernel[grid](torch.ones(1000), 1000, 2.0)
-    problem = kernel.kernel._key.problem((torch.ones(1000), 1000, 2.0), {})
     with ResultStore.open(path) as store:
         (best,) = store.kernel_bests(H200)
-        named = KernelProblem(kernel.kernel.name, problem)
-        trials = store.trials(H200, named, environment=best.environment, kernel_hash=best.kernel_hash)
+        problem = best.shape.of_any_list
+        trials = store.trials(H200, problem, environment=best.environment, kernel_hash=best.kernel_hash)
     found = {
         (state.sm_clock_mhz, state.temperature_c, state.throttle_reasons, state.other_processes)
         for state in (trial.telemetry for trial in trials)
@@ -106,7 +105,7 @@ def test_launches_are_counted_over_processes(gpu: FakeGpu, tmp_path: Path, monke
             kernel[grid](torch.ones(1000), 1000, 2.0)
             kernel[grid](torch.ones(1000), 1000, 2.0)
             kernel.kernel.forget()
-        ((kind, launches),) = kernel.kernel.launches.items()
+        ((kind, launches),) = kernel.kernel.table.launches.items()
         assert (kind.kernel, launches.hits, launches.misses) == (kernel.kernel.name, hits, misses)
         assert (launches.seconds > 0) == bool(misses)
         monkeypatch.setattr(summary, "kernels", [kernel.kernel])
@@ -182,14 +181,6 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
     ("decorate", "message"),
     [
         (
-            lambda: autotune([], ["n"])(scale_kernel.fn),
-            r"scale_kernel has no configs to choose from. Pass `\[triton.Config\({\.\.\.}\)\]`",
-        ),
-        (
-            lambda: autotune(CONFIGS, ["m"])(scale_kernel.fn),
-            "`key` names m, but .* has no such argument. Its arguments",
-        ),
-        (
             lambda: autotune(CONFIGS, None)(scale_kernel.fn),
             r"a config of their own, but none is given. Name them, or pass \[\]",
         ),
@@ -227,7 +218,7 @@ def test_a_wrong_call_is_refused(gpu: FakeGpu) -> None:
     with pytest.raises(UsageError, match=r"The call of .*scale_kernel gives BLOCK, num_warps, which its configs"):
         decorated()[grid](torch.ones(8), 8, 2.0, BLOCK=128, num_warps=2)
     with pytest.raises(UsageError, match=r"`n` of .*scale_kernel is a int, which cannot be restored"):
-        decorated(restore_value=["n"])[grid](torch.ones(8), 8, 2.0)
+        decorated(restore_value=["n"])[grid](torch.ones(800), 800, 2.0)
 
 
 def test_a_call_is_explained_without_a_launch(gpu: FakeGpu) -> None:
@@ -235,7 +226,7 @@ def test_a_call_is_explained_without_a_launch(gpu: FakeGpu) -> None:
     with pytest.raises(UsageError, match=r"Add `grid=\(...\)`"):
         kernel.explain(x, 1000, 2.0)
     assert kernel.explain(x, 1000, 2.0, grid=grid).launched.kwargs == {"BLOCK": 256}
-    assert kernel.kernel.calls == 0
+    assert kernel.kernel.table.calls == 0
     assert str(kernel.explain(x, 1000, 2.0)).startswith("n=1000 (fp32 float): exact: scale_kernel BLOCK=256")
 
 

@@ -37,7 +37,7 @@ import pathlib, sys, time
 from blocktune.tuner.drop_in import node_lock
 from blocktune.tuner.measure import lock_file
 lock_file.cache_folder = lambda: pathlib.Path(sys.argv[1])
-with node_lock.node_lock(sys.argv[2], 0.0) as held:
+with node_lock.node_lock(sys.argv[2], "a kernel", lock_file.Patience(0.0)) as held:
     print(held, flush=True)
     time.sleep(float(sys.argv[3]))
 """
@@ -54,12 +54,12 @@ def holder(folder: Path, name: str, seconds: float) -> "subprocess.Popen[str]":
 def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_file, "cache_folder", lambda: tmp_path)
     with holder(tmp_path, "a", 1000) as process:
-        with node_lock.node_lock("b", 0.0) as held:
+        with node_lock.node_lock("b", "a kernel", lock_file.Patience(0.0)) as held:
             assert held
-        with node_lock.node_lock("a", 0.2) as held:
+        with node_lock.node_lock("a", "a kernel", lock_file.Patience(0.2)) as held:
             assert not held
         process.kill()
-        with node_lock.node_lock("a", 20.0) as held:
+        with node_lock.node_lock("a", "a kernel", lock_file.Patience(20.0)) as held:
             assert held
 
 
@@ -90,7 +90,7 @@ def test_without_a_store_processes_tune_one_after_the_other(tmp_path: Path) -> N
 
 def test_where_no_lock_can_be_made_everyone_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_file, "cache_folder", lambda: Path("/dev/null/cache"))
-    with node_lock.node_lock("a", 0.0) as held:
+    with node_lock.node_lock("a", "a kernel", lock_file.Patience(0.0)) as held:
         assert held
 
 
@@ -100,7 +100,7 @@ def test_a_process_that_waits_in_vain_goes_on_with_the_first_config(
     names: list[str] = []
     real = node_lock.node_lock
     monkeypatch.setattr(
-        "blocktune.tuner.drop_in.decide.node_lock", lambda name, wait: names.append(name) or real(name, wait)
+        "blocktune.tuner.drop_in.decide.node_lock", lambda name, *wait: names.append(name) or real(name, *wait)
     )
     autotune(CONFIGS, ["n"])(scale_kernel.fn)[grid](torch.ones(1000), 999, 2.0)
     name = names[0].replace('"n":999', '"n":1000')

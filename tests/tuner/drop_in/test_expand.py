@@ -160,7 +160,7 @@ def test_a_store_that_fails_during_a_search_costs_a_warning(
 def test_without_a_store_the_process_keeps_the_winner(
     place: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away = replace(tune_call.machine(), open_store=lambda: ResultStore.open(place))
+    away = replace(tune_call.machine(), open_store=lambda _: ResultStore.open(place))
     monkeypatch.setattr(tune_call, "machine", lambda: away)
     gpu.effect = doubling
     kernel = decorated(expand=True)

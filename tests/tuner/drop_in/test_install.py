@@ -77,7 +77,7 @@ def test_kernels_may_be_named_in_or_out(gpu: FakeGpu, monkeypatch: pytest.Monkey
         scale_kernel[grid](torch.ones(1000), 1000, 2.0)
         sum_kernel[grid](torch.zeros(1), torch.ones(1000), 1000)
         assert stock == [scale_kernel]
-        assert held(sum_kernel).calls == 1
+        assert held(sum_kernel).table.calls == 1
         uninstall()
         stock.clear()
     with pytest.raises(

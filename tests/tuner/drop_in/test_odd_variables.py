@@ -23,7 +23,7 @@ pytestmark = compiled_here
 
 @pytest.fixture(autouse=True)
 def stores_of_the_environment(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = replace(tune_call.machine(), open_store=ResultStore.open)
+    tools = replace(tune_call.machine(), open_store=lambda seconds: ResultStore.open(lock_timeout_seconds=seconds))
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)

@@ -13,10 +13,11 @@ import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
+from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.frozen import known_rows
 from blocktune.runtime.autotuned.kernel import forget_choices
-from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile.answers import Compiled, is_of_the_machine
 from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.subject.launch import LaunchSubject
@@ -32,13 +33,13 @@ def test_a_store_that_is_away_costs_a_warning(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tools = tune_call.machine()
-    away = replace(tools, open_store=lambda: ResultStore.open("/dev/null/x.db"))
+    away = replace(tools, open_store=lambda _: ResultStore.open("/dev/null/x.db"))
     monkeypatch.setattr(tune_call, "machine", lambda: away)
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     with caplog.at_level(logging.WARNING, "blocktune"):
         kernel[(4,)](torch.ones(1000), 1000, 2.0)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
-    assert "are not kept" in caplog.text
+    assert "is launched without a store of its results, which failed: StoreError" in caplog.text
     (row,) = known_rows(H200)  # which is what other ranks are sent
     assert json.loads(row["config"])["BLOCK"] == 256
     gpu.timed.clear()
@@ -57,7 +58,7 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
         compiling.set()
         return compile_list(*arguments)
 
-    def open_meanwhile() -> ResultStore:
+    def open_meanwhile(lock_timeout_seconds: float) -> ResultStore:
         assert compiling.wait(60)
         return ResultStore.open(path)
 
@@ -67,6 +68,23 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     kernel[(4,)](torch.ones(1000), 1000, 2.0)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+def test_where_the_machine_stops_every_config_the_advice_is_about_the_machine(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Compiled(outcome=Outcome.COMPILE_ERROR, error="OSError: [Errno 28] No space left", transient=True)
+    monkeypatch.setattr(tune_call, "compiles", lambda subject, configs, *tools: dict.fromkeys(configs, full))
+    with pytest.raises(NoFeasibleConfigError, match=r"No space left.* Make room on the disks") as caught:
+        autotune(CONFIGS, ["n"])(scale_kernel.fn)[(4,)](torch.ones(1000), 1000, 2.0)
+    assert "Correct the kernel" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["-9", "137"])
+def test_a_compiler_that_was_killed_says_nothing_of_its_config(code: str) -> None:
+    """Also where a script around `ptxas` tells its signal as shells do."""
+    assert is_of_the_machine(RuntimeError(f"PTXAS error: `ptxas` failed with error code {code}"))
+    assert not is_of_the_machine(RuntimeError("PTXAS error: `ptxas` failed with error code 255"))
 
 
 def test_what_a_full_disk_stopped_is_tried_again_by_the_next_process(

@@ -78,6 +78,7 @@ def test_disturbances_are_told() -> None:
 
 def test_one_run_measures_on_a_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(lock_file, "QUIET_SECONDS", 0.1)
     code = (
         "import sys; from blocktune.tuner.measure.telemetry import gpu_lock\n"
         "with gpu_lock(sys.argv[1], lambda message: None): print('held', flush=True); sys.stdin.read()"
@@ -96,7 +97,7 @@ def test_one_run_measures_on_a_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch, tm
             assert messages == []
         with gpu_lock(UUID, end_the_other):
             assert len(messages) == 1
-            assert UUID in messages[0]
+            assert f"process {other.pid} measures on the GPU {UUID}" in messages[0]
     with gpu_lock(None, messages.append), gpu_lock(None, messages.append):
         assert len(messages) == 1
 
@@ -121,4 +122,4 @@ def test_where_no_lock_can_be_made_measuring_goes_on_and_says_so(monkeypatch: py
     monkeypatch.setattr(lock_file, "cache_folder", lambda: Path("/dev/null/cache"))
     messages: list[str] = []
     with gpu_lock(UUID, messages.append):
-        assert ["/dev/null/cache/locks cannot be written" in message for message in messages] == [True]
+        assert ["no file can be locked: NotADirectoryError" in message for message in messages] == [True]

@@ -123,7 +123,7 @@ def test_an_interrupted_search_stores_no_winner_that_calls_would_take_for_final(
     assert report.interrupted
     assert not report.stored
     assert store.kernel_bests() == []
-    assert store.trials(H200, KernelProblem(call.name, call.problem))
+    assert store.trials(H200, KernelProblem(call.name, call.sized_problem))
 
 
 def test_a_search_that_the_machine_disturbed_stores_no_winner(

@@ -13,8 +13,8 @@ from tests.support.libraries import document as library_document
 from tests.support.libraries import hits as library_hits
 from tests.support.libraries import steps as library_steps
 from tests.support.triton_modes import compiled_here
+from tests.tools.libraries.test_library_bench import forget_choices_of_tests, step
 from tests.tuner.drop_in.conftest import H200
-from tests.tuner.drop_in.test_library_bench import forget_choices_of_tests, step
 from tools.libraries import bench as library_bench
 
 pytestmark = compiled_here
