@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, SoftmaxCost
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_bytes, most_forward_columns
+from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.limits import WARP_SIZE, MatrixUnit
+from blocktune.kernels.layouts.forward_bytes import ForwardTiles, forward_bytes, most_forward_bytes
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
@@ -116,37 +117,29 @@ class FlashKernel(AttentionKernel):
         return hash_of_sources(self.function)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q, the buffers of K and V, P where warps of one row block exchange it, and the kernel's
-        barriers.
-
-        Read off the allocations of Triton 3.6: equal to them below compute capability 8.0 and on 9.0 and nearly always
-        elsewhere, never above them, so that no config is dropped that would run (notes/models/shared_memory.md has
-        figures and exceptions).
-        """
-        unit = product_unit(config, limits)
-        if unit == "none":
-            return plain_bytes(config.block_m, config.block_n, *operand_widths(shape), shape.element_bytes)
-        q_bytes = config.block_m * operand_widths(shape)[0] * shape.element_bytes * tf32_tiles(shape)
-        rest_bytes = self._rest_bytes(config, shape, limits)
-        if unit == "tcgen05" and shape.dtype == "float32":
-            return rest_bytes  # Q is in tensor memory
-        if unit != "tcgen05" or config.parameters["schedule"] == IN_ORDER:
-            return q_bytes + rest_bytes
-        return max(q_bytes, rest_bytes)  # Q may have moved to tensor memory by the time that the buffers fill
-
-    def _rest_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of what is there at one time besides Q."""
-        depth = buffer_depth(config, shape, limits)
-        barriers = self.barrier_bytes(config, shape, limits, depth)
-        if exchanges_in_turns(config, limits):
-            return _turns_bytes(config, shape, barriers)
-        exchanged = exchanges_probabilities(config, shape, limits)
-        p_bytes = config.block_m * config.block_n * shape.element_bytes * tf32_tiles(shape) if exchanged else 0
-        return _buffer_bytes(config, shape, limits, depth) + p_bytes + barriers
+        """Return the bytes of Q, the buffers of K and V, P where warps exchange it, the kernel's barriers, and tiles on
+        their way from one layout to another (notes/models/shared_memory.md)."""
+        return forward_bytes(self.forward_tiles(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        least_bytes, unit = self.shared_bytes(config, shape, limits), product_unit(config, limits)
-        return most_forward_bytes(least_bytes, config, operand_widths(shape), shape.element_bytes, unit)
+        return most_forward_bytes(self.forward_tiles(config, shape, limits))
+
+    def forward_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+        """Return the tiles that take shared memory."""
+        width, width_v = operand_widths(shape)
+        return ForwardTiles(
+            block_m=config.block_m,
+            block_n=config.block_n,
+            width=width,
+            width_v=width_v,
+            element_bytes=shape.element_bytes,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            unit=product_unit(config, limits),
+            cc=limits.cc,
+            ahead=config.parameters["schedule"] != IN_ORDER,
+            barrier_bytes=self.barrier_bytes(config, shape, limits, buffer_depth(config, shape, limits)),
+        )
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         if product_unit(config, limits) != "tcgen05":
@@ -249,43 +242,11 @@ def buffer_depth(config: KernelConfig, shape: AttentionShape, limits: ComputeLim
     return config.num_stages - (unit == "mma" or shape.element_bytes != 2)
 
 
-def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_bytes: int) -> int:
-    """Return the shared memory of plain multiply-adds: operands pass through it as float32, Q for the whole loop.
-
-    What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and stays there while V
-    comes; 16-bit ones are converted one after the other.
-    """
-    q, p = block_m * width * FLOAT32_BYTES, block_m * block_n * FLOAT32_BYTES
-    k, v = block_n * width * FLOAT32_BYTES, block_n * width_v * FLOAT32_BYTES
-    return q + (max(k, p + v) if element_bytes == FLOAT32_BYTES else max(k, p, v))
-
-
 def exchanges_in_turns(config: KernelConfig, limits: ComputeLimits) -> bool:
     """Return whether P goes through shared memory before V comes: on wgmma ahead with one stage, where warps share
     rows."""
     ahead = config.parameters["schedule"] != IN_ORDER
     return product_unit(config, limits) == "wgmma" and ahead and config.num_stages == 1 and _shares_rows(config)
-
-
-def _turns_bytes(config: KernelConfig, shape: AttentionShape, barrier_bytes: int) -> int:
-    """Return the bytes of K, and then P or V with its barrier."""
-    k_bytes, v_bytes = (config.block_n * width * shape.element_bytes for width in operand_widths(shape))
-    p_bytes = config.block_m * config.block_n * shape.element_bytes
-    return k_bytes + max(v_bytes + barrier_bytes, p_bytes)
-
-
-def _buffer_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
-    k_bytes, v_bytes = (config.block_n * width * shape.element_bytes for width in operand_widths(shape))
-    if shape.dtype == "float32" and product_unit(config, limits) in ("wgmma", "tcgen05"):
-        return depth * (k_bytes + v_bytes) + tf32_tiles(shape) * max(k_bytes, v_bytes)
-    if depth == 0:
-        return v_bytes  # K changes its layout piece by piece
-    in_order = config.parameters["schedule"] == IN_ORDER
-    if config.num_stages == 1 and in_order:
-        return max(k_bytes, v_bytes)  # they take turns
-    if product_unit(config, limits) == "tcgen05" and not in_order:
-        return depth * (k_bytes + v_bytes) - k_bytes  # the first K may be gone before the last V comes
-    return depth * (k_bytes + v_bytes)
 
 
 def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:

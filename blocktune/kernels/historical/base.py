@@ -1,6 +1,5 @@
 """What the kernels of the ladder have in common: they compute any plain forward and compete only when named."""
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -28,11 +27,9 @@ def strides_of(*tensors: Any) -> tuple[int, ...]:
 
 
 KNOWN_ALIGNMENT = 16
-"""What Triton specialises integers by: rows of another number of elements are copied when they are needed."""
+"""What Triton specialises integers by: 16-bit rows of another number of elements are copied when they are needed."""
 
 
-def not_ahead(config: KernelConfig, *row_elements: int, element_bytes: int) -> KernelConfig:
-    """Return the config, with one stage where the rows of a tile of 16 bits are of no known alignment: no buffers are
-    filled ahead then."""
-    known = element_bytes != 2 or all(elements % KNOWN_ALIGNMENT == 0 for elements in row_elements)
-    return config if known else replace(config, num_stages=1)
+def is_aligned(row_elements: int) -> bool:
+    """Return whether Triton knows how contiguous rows of so many elements are aligned."""
+    return row_elements % KNOWN_ALIGNMENT == 0

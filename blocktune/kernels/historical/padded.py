@@ -21,7 +21,8 @@ from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.historical.base import HistoricalKernel, not_ahead, strides_of
+from blocktune.kernels.historical.base import HistoricalKernel, is_aligned, strides_of
+from blocktune.kernels.layouts.forward_bytes import ForwardTiles, forward_bytes, most_forward_bytes
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.tiles import (
@@ -106,11 +107,15 @@ class FlashForwardPadded(HistoricalKernel):
         return padded_shape(shape)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        blocks = not_ahead(config, shape.head_dim, shape.head_dim_v, element_bytes=shape.element_bytes)
-        return _PLAIN.shared_bytes(plain_config(blocks), self.multiplied(shape), limits)
+        """Return the bytes for contiguous tensors."""
+        return forward_bytes(self._tiles(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _PLAIN.most_shared_bytes(plain_config(config), padded_shape(shape), limits)
+        return most_forward_bytes(self._tiles(config, shape, limits))
+
+    def _tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+        tiles = _PLAIN.forward_tiles(plain_config(config), self.multiplied(shape), limits)
+        return replace(tiles, k_aligned=is_aligned(shape.head_dim), v_aligned=is_aligned(shape.head_dim_v))
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.tensor_memory_columns(plain_config(config), padded_shape(shape), limits)

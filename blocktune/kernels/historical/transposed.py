@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.base.flash_kernel import (
-    FLOAT32_BYTES,
     IN_ORDER,
     LOG2_E,
     RUN_TIME_SIZES,
     contiguous_strides,
+    operand_widths,
     padded_width,
     swizzled_alike,
 )
@@ -28,7 +28,15 @@ from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.historical.base import HistoricalKernel, not_ahead, strides_of
+from blocktune.kernels.historical.base import HistoricalKernel, is_aligned, strides_of
+from blocktune.kernels.layouts.exchange import exchange_bytes
+from blocktune.kernels.layouts.forward_bytes import (
+    VECTOR_BYTES,
+    ForwardTiles,
+    forward_bytes,
+    most_forward_bytes,
+)
+from blocktune.kernels.layouts.register_layouts import TileSize, loaded
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.softmax import online_step
@@ -48,6 +56,7 @@ _PLAIN = FlashForward()
 
 TRANSPOSED = 5
 """The place of the transposed keys among the leading arguments."""
+TRANSPOSE_WARPS = 4
 
 
 @triton.jit(do_not_specialize=("num_heads_kv", "seqlen_k"))
@@ -188,15 +197,11 @@ class FlashForwardTransposed(HistoricalKernel):
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        rows = (shape.head_dim, shape.head_dim_v, shape.seqlen_k)
-        blocks = not_ahead(config, *rows, element_bytes=shape.element_bytes)
-        return _PLAIN.shared_bytes(plain_config(blocks), shape, limits)
+        """Return the bytes for contiguous tensors of the launch that takes more."""
+        return max(forward_bytes(_tiles(config, shape, limits)), _turned_bytes(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        narrow = padded_width(shape.head_dim) < config.block_n
-        exchanged = config.block_m * config.block_n * FLOAT32_BYTES if narrow else 0
-        turned = config.parameters["transpose_rows"] * padded_width(shape.head_dim) * shape.element_bytes
-        return max(_PLAIN.most_shared_bytes(plain_config(config), shape, limits) + exchanged, turned)
+        return max(most_forward_bytes(_tiles(config, shape, limits)), _turned_bytes(config, shape, limits))
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.tensor_memory_columns(plain_config(config), shape, limits)
@@ -223,7 +228,7 @@ class FlashForwardTransposed(HistoricalKernel):
         tensor = TensorArgument(shape.dtype)
         arguments: dict[str, Any] = {"K": tensor, "KT": tensor} | contiguous_strides(shape, "k")
         arguments |= _turned_strides(shape) | _transpose_arguments(config, shape)
-        return (specialize(transpose_keys_kernel, arguments, {"num_warps": 4}),)
+        return (specialize(transpose_keys_kernel, arguments, {"num_warps": TRANSPOSE_WARPS}),)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TransposedLaunch:
         fixed = (*_PLAIN.sizes(shape).values(), _options(config, shape))
@@ -242,11 +247,30 @@ def plain_config(config: KernelConfig) -> KernelConfig:
     return replace(config, kernel=_PLAIN.name, extra=(("schedule", IN_ORDER),))
 
 
+def _tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+    tiles = _PLAIN.forward_tiles(plain_config(config), shape, limits)
+    k_aligned, v_aligned = is_aligned(shape.seqlen_k), is_aligned(shape.head_dim_v)
+    width_v = _width_v(config, shape)
+    return replace(tiles, width_v=width_v, k_aligned=k_aligned, v_aligned=v_aligned, keys_whole=True)
+
+
+def _turned_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Return the bytes through which a tile of keys is turned round."""
+    columns, rows = padded_width(shape.head_dim), config.parameters["transpose_rows"]
+    vector = VECTOR_BYTES // shape.element_bytes
+    came = loaded(TileSize(rows, columns), vector if is_aligned(shape.head_dim) else 1, TRANSPOSE_WARPS)
+    goes = loaded(TileSize(columns, rows), vector if is_aligned(shape.seqlen_k) else 1, TRANSPOSE_WARPS)
+    return exchange_bytes(came.turned(columns), goes, 8 * shape.element_bytes, limits.cc)
+
+
+def _width_v(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return the columns of a tile of V: rows of transposed keys are block_n long; see `swizzled_alike`."""
+    return swizzled_alike(config.block_n, operand_widths(shape)[1], shape.element_bytes)[1]
+
+
 def _options(config: KernelConfig, shape: AttentionShape) -> Options:
     shared = _PLAIN.constants(plain_config(config), shape)
-    # rows of transposed keys are block_n long; see `swizzled_alike`
-    shared["WIDTH_V"] = swizzled_alike(config.block_n, shared["WIDTH_V"], shape.element_bytes)[1]
-    return Options(**shared)
+    return Options(**shared | {"WIDTH_V": _width_v(config, shape)})
 
 
 def _turned_strides(shape: AttentionShape) -> dict[str, int]:
@@ -270,7 +294,7 @@ def _transpose(config: KernelConfig, shape: AttentionShape, k: Any, kt: Any) -> 
     tiles = -(-shape.seqlen_k // arguments["BLOCK"])
     strides = (*strides_of(k), *_turned_strides(shape).values())
     grid = (tiles * shape.batch * shape.num_heads_kv, 1, 1)
-    transpose_keys_kernel[grid](k, kt, *strides, *arguments.values(), num_warps=4)
+    transpose_keys_kernel[grid](k, kt, *strides, *arguments.values(), num_warps=TRANSPOSE_WARPS)
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.base import HistoricalKernel, strides_of
+from blocktune.kernels.historical.v1_memory import most_round_trip_bytes, round_trip_bytes
 from blocktune.kernels.historical.v1_passes import SIZES, flash_v1_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -56,26 +57,10 @@ class FlashV1(HistoricalKernel):
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of the tiles of queries, keys and values.
-
-        Plain multiply-adds take them as float32, and P where Q was. Keys and values of float32 are there twice, as TF32
-        numbers and as what these leave, in addition to Q on its way, or to P where warps exchange it. The compiler may
-        use more, for the probabilities and to turn layouts round.
-        """
-        m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
-        if limits.mma == "none":
-            return FLOAT32_BYTES * (max(m * width, m * n) + n * (width + width_v))
-        keys = shape.element_bytes * n * (width + width_v)
-        if shape.element_bytes == FLOAT32_BYTES:
-            return 2 * keys + FLOAT32_BYTES * m * columns_beside_keys(config, shape, limits)
-        return shape.element_bytes * m * width + keys
+        return round_trip_bytes(config, shape, limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes with an output that changes its layout as a whole, and with probabilities that do."""
-        m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
-        if limits.mma == "none" or shape.element_bytes != FLOAT32_BYTES:
-            return self.shared_bytes(config, shape, limits) + m * max(n, width_v) * FLOAT32_BYTES
-        return FLOAT32_BYTES * (2 * n * (width + width_v) + max(m * width, 2 * m * n, m * width_v))
+        return most_round_trip_bytes(config, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         on_tensor_memory = product_unit(config, limits) == "tcgen05"

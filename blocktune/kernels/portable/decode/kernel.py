@@ -17,7 +17,6 @@ from blocktune.kernels.base.flash_kernel import (
     all_strides,
     contiguous_strides,
     operand_widths,
-    plain_bytes,
     product_unit,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
@@ -26,6 +25,7 @@ from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.layouts.forward_bytes import plain_bytes
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
     EARLY,

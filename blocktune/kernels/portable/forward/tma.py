@@ -5,6 +5,7 @@ zeros outside.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.layouts.forward_bytes import ForwardTiles
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds
 from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
@@ -103,6 +105,9 @@ class FlashForwardTma(FlashKernel):
             if any(step % TMA_ALIGNMENT_BYTES for step in steps):
                 return f"the address and strides of {name} must be multiples of {TMA_ALIGNMENT_BYTES} B for {self.name}"
         return super().layout_problem(q, k, v)
+
+    def forward_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+        return replace(super().forward_tiles(config, shape, limits), keys_whole=True)
 
     def barrier_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits, depth: int) -> int:
         """Return 8 bytes per load in flight. K and V have an array each, aligned to 16 bytes; ahead on wgmma they share

@@ -1,0 +1,216 @@
+"""Shared memory of a FlashAttention-2 forward, as Triton 3.6 allocates it (notes/models/shared_memory.md)."""
+
+from dataclasses import dataclass
+
+from blocktune.kernels.hardware.limits import MatrixUnit
+from blocktune.kernels.layouts.exchange import exchange_bytes
+from blocktune.kernels.layouts.register_layouts import (
+    RegisterLayout,
+    TileSize,
+    accumulated,
+    accumulated_by_group,
+    in_tensor_memory,
+    loaded,
+    turned_operand,
+)
+
+FLOAT32_BYTES = 4
+VECTOR_BYTES = 16
+BARRIER_BYTES = 8
+ROWS_PER_WARP, GROUP_WARPS = 16, 4
+TENSOR_MEMORY_ROWS = 128
+TILE_ALIGNMENT_BYTES = 1024
+"""Of a tile that `tcgen05` reads: what lies in front of it may be smaller."""
+PRODUCTS_BARRIERS_BYTES, LOCAL_BARRIERS_BYTES = 32, 24
+"""Of the products of `tcgen05` in a loop of several stages, and in one that copies nothing ahead."""
+FACTOR_BYTES = 512
+"""In such a loop, of the rows' factors on their way between 8 warps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTiles:
+    """The tiles of a config.
+
+    num_stages: of the loads of K and V; ahead: whether the next scores are computed ahead of a product with V.
+    barrier_bytes: of the loads by the copy engine.
+    k_aligned, v_aligned: whether Triton knows that rows begin at multiples of 16 elements. Of 16-bit types it copies
+        no others ahead.
+    keys_whole: whether K is in shared memory as a whole before `mma` multiplies it: the copy engine leaves it there,
+        and so is it turned round in advance.
+    """
+
+    block_m: int
+    block_n: int
+    width: int
+    width_v: int
+    element_bytes: int
+    num_warps: int
+    num_stages: int
+    unit: MatrixUnit
+    cc: tuple[int, int]
+    ahead: bool = False
+    barrier_bytes: int = 0
+    k_aligned: bool = True
+    v_aligned: bool = True
+    keys_whole: bool = False
+
+    @property
+    def q_bytes(self) -> int:
+        return self.block_m * self.width * self.element_bytes
+
+    @property
+    def k_bytes(self) -> int:
+        return self.block_n * self.width * self.element_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        return self.block_n * self.width_v * self.element_bytes
+
+    @property
+    def p_bytes(self) -> int:
+        return self.block_m * self.block_n * self.element_bytes
+
+    @property
+    def split(self) -> bool:
+        """Whether an operand is two tiles of TF32 numbers."""
+        return self.element_bytes == FLOAT32_BYTES
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether warps of `mma` stand next to each other, so that they exchange P."""
+        return self.block_m < self.width_v
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a block has more warps than groups of rows that a warp multiplies."""
+        return self.block_m < ROWS_PER_WARP * self.num_warps
+
+    @property
+    def k_depth(self) -> int:
+        """The tiles of K that loads fill ahead of a product."""
+        return self._depth(aligned=self.k_aligned)
+
+    @property
+    def v_depth(self) -> int:
+        """The same of V."""
+        return self._depth(aligned=self.v_aligned)
+
+    def _depth(self, *, aligned: bool) -> int:
+        if self.num_stages == 1 or not (aligned or self.split):
+            return 0
+        return self.num_stages - (self.unit == "mma" or self.split)
+
+    def vector(self, *, aligned: bool) -> int:
+        """Return the elements that a thread loads at a time; tiles of one size are all loaded as the aligned one is."""
+        alike = self.width == self.width_v and (self.k_aligned or self.v_aligned)
+        return VECTOR_BYTES // self.element_bytes if aligned or alike else 1
+
+
+def forward_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes of a block: of its loops, or of the output that changes its layout after them."""
+    if tiles.unit == "none":
+        return plain_bytes(tiles.block_m, tiles.block_n, tiles.width, tiles.width_v, tiles.element_bytes)
+    loops = {"mma": _mma_bytes, "wgmma": _group_bytes, "tcgen05": _tensor_memory_bytes}[tiles.unit](tiles)
+    return max(loops, output_bytes(tiles))
+
+
+def most_forward_bytes(tiles: ForwardTiles) -> int:
+    """Return an upper bound of `forward_bytes`: with what aligns tiles, barriers, and the rows' factors."""
+    taken = forward_bytes(tiles)
+    if tiles.unit == "none":
+        return taken + tiles.block_m * FLOAT32_BYTES * tiles.split
+    if tiles.unit == "tcgen05":
+        return taken + TILE_ALIGNMENT_BYTES
+    return taken + 2 * BARRIER_BYTES * (tiles.unit == "mma" and tiles.num_stages == 1)
+
+
+def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_bytes: int) -> int:
+    """Return the shared memory of plain multiply-adds: operands pass through it as float32, Q for the whole loop.
+
+    What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and stays there while V
+    comes; 16-bit ones are converted one after the other.
+    """
+    q, p = block_m * width * FLOAT32_BYTES, block_m * block_n * FLOAT32_BYTES
+    k, v = block_n * width * FLOAT32_BYTES, block_n * width_v * FLOAT32_BYTES
+    return q + (max(k, p + v) if element_bytes == FLOAT32_BYTES else max(k, p, v))
+
+
+def _mma_bytes(tiles: ForwardTiles) -> int:
+    """Return Q, the buffers that loads fill, and K on its way to registers or later V next to P."""
+    beside = not tiles.split or tiles.num_stages > 1  # a float32 P is there before V is
+    later = tiles.p_bytes * (1 + tiles.split) if tiles.by_columns and beside else 0
+    later += tiles.v_bytes if tiles.v_depth == 0 else 0
+    first = 0 if tiles.k_depth else keys_bytes(tiles)
+    buffers = tiles.k_depth * tiles.k_bytes + tiles.v_depth * tiles.v_bytes
+    return tiles.q_bytes * (1 + tiles.split) + buffers + max(first, later) + tiles.barrier_bytes
+
+
+def keys_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes of K on its way to the registers of `mma`, where no load has filled a buffer."""
+    if tiles.keys_whole:
+        return tiles.k_bytes
+    size, num_warps = TileSize(tiles.block_n, tiles.width), tiles.num_warps
+    came = loaded(size, tiles.vector(aligned=tiles.k_aligned), num_warps)
+    wanted = turned_operand(size, num_warps, tiles.element_bytes, by_columns=tiles.by_columns)
+    return exchange_bytes(came, wanted, 8 * tiles.element_bytes, tiles.cc)
+
+
+def _group_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes with `wgmma`, which reads buffers; of float32 the TF32 numbers of one at a time."""
+    if tiles.split:
+        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes)
+        return 2 * tiles.q_bytes + buffers + 2 * max(tiles.k_bytes, tiles.v_bytes) + tiles.barrier_bytes
+    exchanged = tiles.p_bytes if tiles.ahead and tiles.shares_rows else 0
+    if tiles.num_stages == 1 and exchanged:  # P goes through shared memory before V comes
+        return tiles.q_bytes + tiles.k_bytes + max(tiles.v_bytes + tiles.barrier_bytes, exchanged)
+    return tiles.q_bytes + _buffer_bytes(tiles) + exchanged + tiles.barrier_bytes
+
+
+def _buffer_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes of K and V where products read their buffers: one that is not filled ahead is there when it is
+    needed."""
+    if tiles.ahead:
+        return tiles.num_stages * (tiles.k_bytes + tiles.v_bytes)
+    needed = max(0 if tiles.k_depth else tiles.k_bytes, 0 if tiles.v_depth else tiles.v_bytes)
+    return tiles.k_depth * tiles.k_bytes + tiles.v_depth * tiles.v_bytes + needed
+
+
+def _tensor_memory_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes with `tcgen05`, whose products end at barriers. Float32 queries are in tensor memory."""
+    barriers = tiles.barrier_bytes + BARRIER_BYTES
+    if tiles.split:
+        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes)
+        return buffers + 2 * max(tiles.k_bytes, tiles.v_bytes) + barriers
+    exchanged = _exchanged_in_tensor_memory(tiles)
+    if tiles.ahead:  # the first K may be gone before the last V comes
+        first = tiles.k_bytes if tiles.num_stages > 1 else 0
+        return tiles.q_bytes + _buffer_bytes(tiles) - first + barriers
+    if tiles.num_stages == 1:
+        return tiles.q_bytes + max(tiles.k_bytes + barriers, tiles.v_bytes + max(barriers, exchanged))
+    factors = FACTOR_BYTES if tiles.num_warps > GROUP_WARPS and tiles.block_m <= TENSOR_MEMORY_ROWS else 0
+    # the product with V goes on while the next V comes
+    buffers = max(tiles.k_depth, 1) * tiles.k_bytes + max(tiles.v_depth, 2) * tiles.v_bytes
+    barriers = PRODUCTS_BARRIERS_BYTES if tiles.k_depth or tiles.v_depth else LOCAL_BARRIERS_BYTES
+    return tiles.q_bytes + buffers + tiles.barrier_bytes + barriers + factors * (tiles.k_depth > 0)
+
+
+def _exchanged_in_tensor_memory(tiles: ForwardTiles) -> int:
+    """Return the bytes through which P of 128 rows goes from 8 warps that share rows to tensor memory."""
+    if tiles.num_warps <= GROUP_WARPS or tiles.block_m != TENSOR_MEMORY_ROWS:
+        return 0
+    return min(tiles.p_bytes, 4096)
+
+
+def output_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes through which the output changes its layout when nothing else is there any more."""
+    size, num_warps = TileSize(tiles.block_m, tiles.width_v), tiles.num_warps
+    stored = loaded(size, tiles.vector(aligned=tiles.v_aligned), num_warps)
+    return exchange_bytes(_products(tiles, size), stored, 8 * tiles.element_bytes, tiles.cc)
+
+
+def _products(tiles: ForwardTiles, size: TileSize) -> RegisterLayout:
+    if tiles.unit == "tcgen05":
+        return in_tensor_memory(size, tiles.num_warps)
+    if tiles.unit == "wgmma":
+        return accumulated_by_group(size, tiles.num_warps)
+    return accumulated(size, tiles.num_warps, by_columns=tiles.by_columns)
