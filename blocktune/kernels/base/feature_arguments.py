@@ -90,14 +90,9 @@ def lse_strides(q: Any) -> tuple[int, int]:
     return heads * rows, rows
 
 
-def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return the bytes of the buffers that features may take in addition to those of K and V.
-
-    They hold tiles of a mask, and the pairs that dropout keeps, which threads exchange as one byte per pair. The
-    compiler decides whether it needs them; a default config leaves room for them.
-    """
-    element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
-    return config.block_m * config.block_n * (max(2, config.num_stages) * element + shape.features.dropout)
+def mask_element_bytes(shape: AttentionShape) -> int:
+    """Return the bytes of an element of the mask tensor; 0 without one."""
+    return {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
 
 
 def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:

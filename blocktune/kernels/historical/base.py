@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.layouts.forward_bytes import KNOWN_ALIGNMENT
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -25,9 +26,6 @@ def strides_of(*tensors: Any) -> tuple[int, ...]:
     """Return the strides of (batch, head, row) of each tensor, in elements."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
 
-
-KNOWN_ALIGNMENT = 16
-"""What Triton specialises integers by: 16-bit rows of another number of elements are copied when they are needed."""
 
 
 def is_aligned(row_elements: int) -> bool:

@@ -1,10 +1,14 @@
 """Shared memory of FlashAttention's first algorithm (`kernels/historical/v1.py`), as Triton 3.6 allocates it."""
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, padded_width, product_unit, tf32_tiles
-from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits, MatrixUnit
-from blocktune.kernels.historical.base import KNOWN_ALIGNMENT
 from blocktune.kernels.layouts.exchange import exchange_bytes
+from blocktune.kernels.layouts.forward_bytes import (
+    BARRIER_BYTES,
+    KNOWN_ALIGNMENT,
+    TILE_ALIGNMENT_BYTES,
+    VECTOR_BYTES,
+)
 from blocktune.kernels.layouts.register_layouts import (
     RegisterLayout,
     TileSize,
@@ -16,10 +20,6 @@ from blocktune.kernels.layouts.register_layouts import (
 )
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-
-VECTOR_BYTES = 16
-TILE_ALIGNMENT_BYTES = 1024
-"""Of a tile that `tcgen05` reads."""
 
 
 def round_trip_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

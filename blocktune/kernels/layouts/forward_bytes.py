@@ -16,6 +16,8 @@ from blocktune.kernels.layouts.register_layouts import (
 
 FLOAT32_BYTES = 4
 VECTOR_BYTES = 16
+KNOWN_ALIGNMENT = 16
+"""What Triton specialises integers by: 16-bit rows of another number of elements are copied when they are needed."""
 BARRIER_BYTES = 8
 ROWS_PER_WARP, GROUP_WARPS = 16, 4
 TENSOR_MEMORY_ROWS = 128
@@ -35,6 +37,8 @@ class ForwardTiles:
     barrier_bytes: of the loads by the copy engine.
     k_aligned, v_aligned: whether Triton knows that rows begin at multiples of 16 elements. Of 16-bit types it copies
         no others ahead.
+    mask_element_bytes, mask_aligned: of a mask tensor's tiles, as of K; 0 without one.
+    dropout: whether pairs of queries and keys are dropped.
     keys_whole: whether K is in shared memory as a whole before `mma` multiplies it: the copy engine leaves it there,
         and so is it turned round in advance.
     """
@@ -53,6 +57,9 @@ class ForwardTiles:
     k_aligned: bool = True
     v_aligned: bool = True
     keys_whole: bool = False
+    mask_element_bytes: int = 0
+    mask_aligned: bool = True
+    dropout: bool = False
 
     @property
     def q_bytes(self) -> int:
@@ -94,6 +101,12 @@ class ForwardTiles:
     def v_depth(self) -> int:
         """The same of V."""
         return self._depth(aligned=self.v_aligned)
+
+    @property
+    def mask_buffer_bytes(self) -> int:
+        """The tiles of a mask that loads fill ahead: of unknown alignment those of 4 bytes alone."""
+        copied = self.mask_aligned or self.mask_element_bytes == FLOAT32_BYTES
+        return (self.num_stages - 1) * self.block_m * self.block_n * self.mask_element_bytes * copied
 
     def _depth(self, *, aligned: bool) -> int:
         if self.num_stages == 1 or not (aligned or self.split):
@@ -142,7 +155,8 @@ def _mma_bytes(tiles: ForwardTiles) -> int:
     later += tiles.v_bytes if tiles.v_depth == 0 else 0
     first = 0 if tiles.k_depth else keys_bytes(tiles)
     buffers = tiles.k_depth * tiles.k_bytes + tiles.v_depth * tiles.v_bytes
-    return tiles.q_bytes * (1 + tiles.split) + buffers + max(first, later) + tiles.barrier_bytes
+    held = tiles.q_bytes * (1 + tiles.split) + buffers + tiles.mask_buffer_bytes
+    return held + max(first, later, scores_bytes(tiles)) + tiles.barrier_bytes
 
 
 def keys_bytes(tiles: ForwardTiles) -> int:
@@ -155,11 +169,24 @@ def keys_bytes(tiles: ForwardTiles) -> int:
     return exchange_bytes(came, wanted, 8 * tiles.element_bytes, tiles.cc)
 
 
+def scores_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes through which scores and a mask's tile meet in one layout, if loads do not fill a buffer with
+    it, or the words of dropout become pairs: one byte a score."""
+    size, kept = TileSize(tiles.block_m, tiles.block_n), tiles.block_m * tiles.block_n * tiles.dropout
+    if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
+        return kept
+    vector = VECTOR_BYTES // tiles.mask_element_bytes if tiles.mask_aligned else 1
+    read, scores = loaded(size, vector, tiles.num_warps), _products(tiles, size)
+    of_mask = exchange_bytes(read, scores, 8 * tiles.mask_element_bytes, tiles.cc)
+    return max(kept, of_mask, exchange_bytes(scores, read, 8 * FLOAT32_BYTES, tiles.cc))
+
+
 def _group_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes with `wgmma`, which reads buffers; of float32 the TF32 numbers of one at a time."""
     if tiles.split:
-        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes)
-        return 2 * tiles.q_bytes + buffers + 2 * max(tiles.k_bytes, tiles.v_bytes) + tiles.barrier_bytes
+        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes) + tiles.mask_buffer_bytes
+        needed = max(2 * tiles.k_bytes, 2 * tiles.v_bytes, scores_bytes(tiles))
+        return 2 * tiles.q_bytes + buffers + needed + tiles.barrier_bytes
     exchanged = tiles.p_bytes if tiles.ahead and tiles.shares_rows else 0
     if tiles.num_stages == 1 and exchanged:  # P goes through shared memory before V comes
         return tiles.q_bytes + tiles.k_bytes + max(tiles.v_bytes + tiles.barrier_bytes, exchanged)
@@ -171,20 +198,20 @@ def _buffer_bytes(tiles: ForwardTiles) -> int:
     needed."""
     if tiles.ahead:
         return tiles.num_stages * (tiles.k_bytes + tiles.v_bytes)
-    needed = max(0 if tiles.k_depth else tiles.k_bytes, 0 if tiles.v_depth else tiles.v_bytes)
-    return tiles.k_depth * tiles.k_bytes + tiles.v_depth * tiles.v_bytes + needed
+    needed = max(0 if tiles.k_depth else tiles.k_bytes, 0 if tiles.v_depth else tiles.v_bytes, scores_bytes(tiles))
+    return tiles.k_depth * tiles.k_bytes + tiles.v_depth * tiles.v_bytes + tiles.mask_buffer_bytes + needed
 
 
 def _tensor_memory_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes with `tcgen05`, whose products end at barriers. Float32 queries are in tensor memory."""
-    barriers = tiles.barrier_bytes + BARRIER_BYTES
+    barriers = max(tiles.barrier_bytes, BARRIER_BYTES)
     if tiles.split:
         buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes)
         return buffers + 2 * max(tiles.k_bytes, tiles.v_bytes) + barriers
     exchanged = _exchanged_in_tensor_memory(tiles)
     if tiles.ahead:  # the first K may be gone before the last V comes
         first = tiles.k_bytes if tiles.num_stages > 1 else 0
-        return tiles.q_bytes + _buffer_bytes(tiles) - first + barriers
+        return tiles.q_bytes + _buffer_bytes(tiles) - first + barriers + (exchanged if tiles.num_stages > 1 else 0)
     if tiles.num_stages == 1:
         return tiles.q_bytes + max(tiles.k_bytes + barriers, tiles.v_bytes + max(barriers, exchanged))
     factors = FACTOR_BYTES if tiles.num_warps > GROUP_WARPS and tiles.block_m <= TENSOR_MEMORY_ROWS else 0

@@ -21,9 +21,9 @@ from blocktune.kernels.base.feature_arguments import (
     check_extras,
     example_arguments,
     feature_constants,
-    feature_tile_bytes,
     lse_strides,
     mask_bytes,
+    mask_element_bytes,
     run_time_numbers,
     run_time_sizes,
 )
@@ -33,6 +33,12 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.layouts.forward_bytes import (
+    KNOWN_ALIGNMENT,
+    ForwardTiles,
+    forward_bytes,
+    most_forward_bytes,
+)
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
     Keys,
@@ -190,12 +196,11 @@ class FlashForwardGeneral(AttentionKernel):
         return super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return what the loops of the plain kernel take in order; a mask tensor that is copied ahead comes on top of
-        it."""
-        return _DENSE.shared_bytes(_in_order(config), shape, limits)
+        """Return what the loops of the plain kernel take in order, with a mask and the pairs that dropout keeps."""
+        return forward_bytes(_tiles(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _DENSE.most_shared_bytes(_in_order(config), shape, limits) + feature_tile_bytes(config, shape)
+        return most_forward_bytes(_tiles(config, shape, limits))
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _DENSE.tensor_memory_columns(_in_order(config), shape, limits)
@@ -245,6 +250,16 @@ class FlashForwardGeneral(AttentionKernel):
     @cached_property
     def source_hash(self) -> str:
         return hash_of_sources(flash_fwd_general_kernel)
+
+
+def _tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+    features = shape.features
+    return replace(
+        _DENSE.forward_tiles(_in_order(config), shape, limits),
+        mask_element_bytes=mask_element_bytes(shape),
+        mask_aligned=shape.seqlen_k % KNOWN_ALIGNMENT == 0,
+        dropout=features.dropout,
+    )
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:

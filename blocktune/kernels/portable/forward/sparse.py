@@ -168,7 +168,7 @@ class FlashForwardSparse(AttentionKernel):
         return _DENSE.shared_bytes(config, shape, limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _DENSE.most_shared_bytes(config, shape, limits) + NARROW_TILE_BYTES * (config.block_n < 32)
+        return _DENSE.most_shared_bytes(config, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _DENSE.tensor_memory_columns(config, shape, limits)
