@@ -4,7 +4,6 @@ from typing import Any
 
 from blocktune.kernels.base.direct_launch import DropoutWord, recorder
 from blocktune.kernels.base.specialize import TensorArgument
-from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.dropout import keep_arguments, share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, SoftmaxCost
-from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.precision import is_one_product, product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
@@ -139,6 +139,7 @@ class FlashKernel(AttentionKernel):
             cc=limits.cc,
             ahead=config.parameters["schedule"] != IN_ORDER,
             barrier_bytes=self.barrier_bytes(config, shape, limits, buffer_depth(config, shape, limits)),
+            one_product=is_one_product(shape.dtype),
         )
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

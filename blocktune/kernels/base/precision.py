@@ -26,6 +26,11 @@ def product_precision(dtype: str) -> str:
     return THREE_PRODUCTS if dtype == "float32" and not allows_tf32() else ONE_PRODUCT
 
 
+def is_one_product(dtype: str) -> bool:
+    """Return whether a forward multiplies float32 tensors by one product of TF32 numbers now."""
+    return dtype == "float32" and product_precision(dtype) == ONE_PRODUCT
+
+
 def gradient_precision(dtype: str) -> str:
     """Return Triton's `input_precision` of a backward for tensors of this data type."""
     return THREE_PRODUCTS if dtype == "float32" else ONE_PRODUCT

@@ -27,7 +27,6 @@ def strides_of(*tensors: Any) -> tuple[int, ...]:
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
 
 
-
 def is_aligned(row_elements: int) -> bool:
     """Return whether Triton knows how contiguous rows of so many elements are aligned."""
     return row_elements % KNOWN_ALIGNMENT == 0

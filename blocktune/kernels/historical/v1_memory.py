@@ -1,6 +1,7 @@
 """Shared memory of FlashAttention's first algorithm (`kernels/historical/v1.py`), as Triton 3.6 allocates it."""
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, padded_width, product_unit, tf32_tiles
+from blocktune.kernels.base.precision import is_one_product
 from blocktune.kernels.hardware.limits import ComputeLimits, MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
 from blocktune.kernels.layouts.forward_bytes import (
@@ -35,13 +36,13 @@ def round_trip_bytes(config: KernelConfig, shape: AttentionShape, limits: Comput
 
 
 def most_round_trip_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Return the bytes at most, of three TF32 products or of one: with tensor memory a tile may be moved for its
-    alignment, and one product reads queries from shared memory."""
+    """Return the bytes at most: with tensor memory a tile may be moved for its alignment, and one product of TF32
+    numbers reads queries from shared memory."""
     taken = round_trip_bytes(config, shape, limits)
     if product_unit(config, limits) != "tcgen05":
         return taken
     if shape.element_bytes == FLOAT32_BYTES:
-        return max(taken, one_product_bytes(config, shape, limits))
+        return max(taken, one_product_bytes(config, shape, limits)) if is_one_product(shape.dtype) else taken
     moved = _operand_bytes(config, shape, limits) > _output_bytes(config, shape, limits)
     return taken + (TILE_ALIGNMENT_BYTES - BARRIER_BYTES) * moved
 

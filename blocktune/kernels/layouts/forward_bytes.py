@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
 from blocktune.kernels.layouts.register_layouts import (
+    WARP_LANES,
     RegisterLayout,
     TileSize,
     accumulated,
@@ -19,6 +20,8 @@ VECTOR_BYTES = 16
 KNOWN_ALIGNMENT = 16
 """What Triton specialises integers by: 16-bit rows of another number of elements are copied when they are needed."""
 BARRIER_BYTES = 8
+LEAST_COPY_BYTES = 4
+"""That a thread copies asynchronously."""
 ROWS_PER_WARP, GROUP_WARPS = 16, 4
 TENSOR_MEMORY_ROWS = 128
 TILE_ALIGNMENT_BYTES = 1024
@@ -39,6 +42,7 @@ class ForwardTiles:
         no others ahead.
     mask_element_bytes, mask_aligned: of a mask tensor's tiles, as of K; 0 without one.
     dropout: whether pairs of queries and keys are dropped.
+    one_product: whether a float32 product is one of TF32 numbers: `tcgen05` reads it from shared memory.
     keys_whole: whether K is in shared memory as a whole before `mma` multiplies it: the copy engine leaves it there,
         and so is it turned round in advance.
     """
@@ -60,6 +64,7 @@ class ForwardTiles:
     mask_element_bytes: int = 0
     mask_aligned: bool = True
     dropout: bool = False
+    one_product: bool = False
 
     @property
     def q_bytes(self) -> int:
@@ -95,12 +100,12 @@ class ForwardTiles:
     @property
     def k_depth(self) -> int:
         """The tiles of K that loads fill ahead of a product."""
-        return self._depth(aligned=self.k_aligned)
+        return self._depth(self.k_bytes, aligned=self.k_aligned)
 
     @property
     def v_depth(self) -> int:
         """The same of V."""
-        return self._depth(aligned=self.v_aligned)
+        return self._depth(self.v_bytes, aligned=self.v_aligned)
 
     @property
     def mask_buffer_bytes(self) -> int:
@@ -108,8 +113,9 @@ class ForwardTiles:
         copied = self.mask_aligned or self.mask_element_bytes == FLOAT32_BYTES
         return (self.num_stages - 1) * self.block_m * self.block_n * self.mask_element_bytes * copied
 
-    def _depth(self, *, aligned: bool) -> int:
-        if self.num_stages == 1 or not (aligned or self.split):
+    def _depth(self, tile_bytes: int, *, aligned: bool) -> int:
+        few = tile_bytes < WARP_LANES * self.num_warps * LEAST_COPY_BYTES and self.unit != "wgmma"
+        if self.num_stages == 1 or few or not (aligned or self.split):
             return 0
         return self.num_stages - (self.unit == "mma" or self.split)
 
@@ -133,7 +139,8 @@ def most_forward_bytes(tiles: ForwardTiles) -> int:
     if tiles.unit == "none":
         return taken + tiles.block_m * FLOAT32_BYTES * tiles.split
     if tiles.unit == "tcgen05":
-        return taken + TILE_ALIGNMENT_BYTES
+        read = tiles.q_bytes + tiles.k_bytes + tiles.v_bytes if tiles.one_product else 0
+        return taken + TILE_ALIGNMENT_BYTES + read
     return taken + 2 * BARRIER_BYTES * (tiles.unit == "mma" and tiles.num_stages == 1)
 
 
@@ -172,13 +179,22 @@ def keys_bytes(tiles: ForwardTiles) -> int:
 def scores_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes through which scores and a mask's tile meet in one layout, if loads do not fill a buffer with
     it, or the words of dropout become pairs: one byte a score."""
-    size, kept = TileSize(tiles.block_m, tiles.block_n), tiles.block_m * tiles.block_n * tiles.dropout
+    kept = tiles.block_m * tiles.block_n * tiles.dropout
     if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
         return kept
-    vector = VECTOR_BYTES // tiles.mask_element_bytes if tiles.mask_aligned else 1
-    read, scores = loaded(size, vector, tiles.num_warps), _products(tiles, size)
+    read, scores = _mask_layouts(tiles)
     of_mask = exchange_bytes(read, scores, 8 * tiles.mask_element_bytes, tiles.cc)
     return max(kept, of_mask, exchange_bytes(scores, read, 8 * FLOAT32_BYTES, tiles.cc))
+
+
+def _mask_layouts(tiles: ForwardTiles) -> tuple[RegisterLayout, RegisterLayout]:
+    """Return the layouts of a mask's tile as it is loaded, and of scores. Tiles of one size are loaded alike."""
+    size, vector = TileSize(tiles.block_m, tiles.block_n), 1
+    if tiles.mask_aligned:
+        vector = VECTOR_BYTES // tiles.mask_element_bytes
+    elif tiles.block_n in (tiles.width, tiles.width_v):
+        vector = VECTOR_BYTES // tiles.element_bytes
+    return loaded(size, vector, tiles.num_warps), _products(tiles, size)
 
 
 def _group_bytes(tiles: ForwardTiles) -> int:
@@ -206,23 +222,28 @@ def _tensor_memory_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes with `tcgen05`, whose products end at barriers. Float32 queries are in tensor memory."""
     barriers = max(tiles.barrier_bytes, BARRIER_BYTES)
     if tiles.split:
-        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes)
-        return buffers + 2 * max(tiles.k_bytes, tiles.v_bytes) + barriers
+        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes) + tiles.mask_buffer_bytes
+        return buffers + max(2 * max(tiles.k_bytes, tiles.v_bytes) + barriers, scores_bytes(tiles))
     exchanged = _exchanged_in_tensor_memory(tiles)
     if tiles.ahead:  # the first K may be gone before the last V comes
         first = tiles.k_bytes if tiles.num_stages > 1 else 0
         return tiles.q_bytes + _buffer_bytes(tiles) - first + barriers + (exchanged if tiles.num_stages > 1 else 0)
     if tiles.num_stages == 1:
-        return tiles.q_bytes + max(tiles.k_bytes + barriers, tiles.v_bytes + max(barriers, exchanged))
+        later = tiles.v_bytes + max(barriers, exchanged)
+        return tiles.q_bytes + max(tiles.k_bytes + barriers, later, scores_bytes(tiles))
     factors = FACTOR_BYTES if tiles.num_warps > GROUP_WARPS and tiles.block_m <= TENSOR_MEMORY_ROWS else 0
+    beside = max(factors if tiles.k_depth else 0, scores_bytes(tiles))
     # the product with V goes on while the next V comes
-    buffers = max(tiles.k_depth, 1) * tiles.k_bytes + max(tiles.v_depth, 2) * tiles.v_bytes
-    barriers = PRODUCTS_BARRIERS_BYTES if tiles.k_depth or tiles.v_depth else LOCAL_BARRIERS_BYTES
-    return tiles.q_bytes + buffers + tiles.barrier_bytes + barriers + factors * (tiles.k_depth > 0)
+    buffers = max(tiles.k_depth, 1) * tiles.k_bytes + max(tiles.v_depth, 2) * tiles.v_bytes + tiles.mask_buffer_bytes
+    of_products = PRODUCTS_BARRIERS_BYTES if tiles.k_depth or tiles.v_depth else LOCAL_BARRIERS_BYTES
+    return tiles.q_bytes + buffers + tiles.barrier_bytes + of_products + beside
 
 
 def _exchanged_in_tensor_memory(tiles: ForwardTiles) -> int:
-    """Return the bytes through which P of 128 rows goes from 8 warps that share rows to tensor memory."""
+    """Return the bytes through which P goes to tensor memory from the layout of a mask, or from 8 warps that share 128
+    rows."""
+    if tiles.mask_element_bytes and not tiles.mask_buffer_bytes:
+        return exchange_bytes(*_mask_layouts(tiles), 8 * tiles.element_bytes, tiles.cc)
     if tiles.num_warps <= GROUP_WARPS or tiles.block_m != TENSOR_MEMORY_ROWS:
         return 0
     return min(tiles.p_bytes, 4096)
