@@ -27,7 +27,7 @@ class RegisterLayout:
     warps: tuple[int, ...]
 
     def turned(self, columns: int) -> "RegisterLayout":
-        """Return the layout of the tile turned round, which has `columns` columns now."""
+        """Return the layout of the tile turned round, which had `columns` columns."""
         rows = self.elements // columns
 
         def turn(places: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,0 +1,137 @@
+"""Shared memory of a pass of a backward, as Triton 3.6 allocates it (notes/models/shared_memory.md)."""
+
+from dataclasses import dataclass, replace
+
+from blocktune.kernels.hardware.limits import MatrixUnit
+from blocktune.kernels.layouts.exchange import exchange_bytes
+from blocktune.kernels.layouts.forward_bytes import FLOAT32_BYTES, KNOWN_ALIGNMENT, VECTOR_BYTES
+from blocktune.kernels.layouts.register_layouts import RegisterLayout, TileSize, accumulated, loaded, turned_operand
+
+WARPGROUP_ROWS = 64
+ROW_VALUES_BYTES = 8
+"""Of a query row, in float32: its log-sum-exp and delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTiles:
+    """A pass whose programs own `owned` rows of two tensors and walk tiles of `walked` rows of two others.
+
+    over_keys: whether it owns keys: then its scores are transposed, and each walked row has its log-sum-exp and delta.
+    width, width_v: columns of a row of queries or keys, and of values or their gradients.
+    mask_element_bytes: of a mask tensor, 0 without one; dropout: whether pairs are dropped.
+    """
+
+    owned: int
+    walked: int
+    over_keys: bool
+    width: int
+    width_v: int
+    element_bytes: int
+    num_warps: int
+    num_stages: int
+    unit: MatrixUnit
+    cc: tuple[int, int]
+    mask_element_bytes: int = 0
+    mask_aligned: bool = True
+    dropout: bool = False
+    ragged: bool = False
+    causal: bool = False
+    adds: str = ""
+    listed: bool = False
+
+    @property
+    def owned_bytes(self) -> int:
+        return self.owned * (self.width + self.width_v) * self.element_bytes
+
+    @property
+    def first_bytes(self) -> int:
+        """The walked rows of queries or keys."""
+        return self.walked * self.width * self.element_bytes
+
+    @property
+    def second_bytes(self) -> int:
+        return self.walked * self.width_v * self.element_bytes
+
+    @property
+    def scores_bytes(self) -> int:
+        """A tile of probabilities, or of ds."""
+        return self.owned * self.walked * self.element_bytes
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether warps of `mma` stand next to each other, so that they exchange what they multiply next."""
+        return (self.walked if self.adds and self.sums_unit == "mma" else self.owned) < self.width
+
+    @property
+    def sums_unit(self) -> MatrixUnit:
+        """The instruction of the product that the share of dq is."""
+        return "mma" if self.unit in ("wgmma", "tcgen05") and self.walked < WARPGROUP_ROWS else self.unit
+
+    @property
+    def mask_buffer_bytes(self) -> int:
+        """The tiles of a mask that loads fill ahead; not of transposed ones."""
+        copied = (self.mask_aligned and not self.ragged) or self.mask_element_bytes == FLOAT32_BYTES
+        if self.over_keys or not copied:
+            return 0
+        return (self.num_stages - 1) * self.owned * self.walked * self.mask_element_bytes
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The tiles and row values that loads fill ahead."""
+        values = self.walked * ROW_VALUES_BYTES if self.over_keys else 0
+        return (self.num_stages - 1) * (self.first_bytes + self.second_bytes + values) + self.mask_buffer_bytes
+
+
+def pass_bytes(tiles: PassTiles) -> int:
+    loop = _mma_loop_bytes(tiles)
+    if tiles.listed and (tiles.causal or (tiles.ragged and not tiles.over_keys)):
+        loop = max(loop, _mma_loop_bytes(replace(tiles, num_stages=1)))
+    return tiles.owned_bytes + loop
+
+
+def _mma_loop_bytes(tiles: PassTiles) -> int:
+    exchanged = tiles.scores_bytes if tiles.by_columns or tiles.adds else 0
+    kept = tiles.owned * tiles.walked * tiles.dropout
+    beside = max(mask_bytes(tiles), kept)
+    if tiles.num_stages > 1:
+        return tiles.buffer_bytes + max(exchanged, beside, sums_bytes(tiles))
+    first = turned_bytes(tiles, tiles.width)
+    second = turned_bytes(tiles, tiles.width_v)
+    if not tiles.over_keys:
+        return tiles.first_bytes + max(first, second, exchanged, beside)
+    p = exchanged if tiles.by_columns else 0
+    both = tiles.second_bytes + max(second, p, kept)
+    return max(tiles.first_bytes + max(first, beside, both, exchanged), sums_bytes(tiles))
+
+
+def turned_bytes(tiles: PassTiles, columns: int) -> int:
+    """Return the bytes through which walked rows become the second operand of a product."""
+    size = TileSize(tiles.walked, columns)
+    came = loaded(size, VECTOR_BYTES // tiles.element_bytes, tiles.num_warps)
+    wanted = turned_operand(size, tiles.num_warps, tiles.element_bytes, by_columns=tiles.by_columns)
+    return exchange_bytes(came, wanted, 8 * tiles.element_bytes, tiles.cc)
+
+
+def mask_bytes(tiles: PassTiles) -> int:
+    """Return the bytes through which a mask's tile, and with transposed scores what is made of it, meet the scores."""
+    if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
+        return 0
+    size = TileSize(tiles.owned, tiles.walked)
+    scores = accumulated(size, tiles.num_warps, by_columns=tiles.by_columns)
+    vector = VECTOR_BYTES // tiles.mask_element_bytes if tiles.mask_aligned else 1
+    if not tiles.over_keys:
+        return exchange_bytes(loaded(size, vector, tiles.num_warps), scores, 8 * tiles.mask_element_bytes, tiles.cc)
+    read = loaded(TileSize(tiles.walked, tiles.owned), vector, tiles.num_warps).turned(tiles.owned)
+    made = FLOAT32_BYTES if tiles.mask_element_bytes > 1 else 1
+    return max(exchange_bytes(read, scores, 8 * bytes_, tiles.cc) for bytes_ in (tiles.mask_element_bytes, made))
+
+
+def sums_bytes(tiles: PassTiles) -> int:
+    """Return the bytes of the share of dq on its way out."""
+    if not tiles.adds:
+        return 0
+    size = TileSize(tiles.walked, tiles.width)
+    if tiles.adds == "copies":
+        return size.elements * FLOAT32_BYTES
+    made = accumulated(size, tiles.num_warps, by_columns=tiles.by_columns)
+    return exchange_bytes(made, loaded(size, VECTOR_BYTES // FLOAT32_BYTES, tiles.num_warps), 32, tiles.cc)
