@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_bytes import FLOAT32_BYTES, KNOWN_ALIGNMENT, VECTOR_BYTES
-from blocktune.kernels.layouts.register_layouts import RegisterLayout, TileSize, accumulated, loaded, turned_operand
+from blocktune.kernels.layouts.forward_bytes import FLOAT32_BYTES, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
+from blocktune.kernels.layouts.register_layouts import TileSize, accumulated, loaded, products_layout, turned_operand
 
 WARPGROUP_ROWS = 64
 ROW_VALUES_BYTES = 8
@@ -69,11 +69,9 @@ class PassTiles:
 
     @property
     def mask_buffer_bytes(self) -> int:
-        """The tiles of a mask that loads fill ahead; not of transposed ones."""
+        """The tiles of a mask that loads fill ahead."""
         copied = (self.mask_aligned and not self.ragged) or self.mask_element_bytes == FLOAT32_BYTES
-        if self.over_keys or not copied:
-            return 0
-        return (self.num_stages - 1) * self.owned * self.walked * self.mask_element_bytes
+        return (self.num_stages - 1) * self.owned * self.walked * self.mask_element_bytes * copied
 
     @property
     def buffer_bytes(self) -> int:
@@ -86,7 +84,16 @@ def pass_bytes(tiles: PassTiles) -> int:
     loop = _mma_loop_bytes(tiles)
     if tiles.listed and (tiles.causal or (tiles.ragged and not tiles.over_keys)):
         loop = max(loop, _mma_loop_bytes(replace(tiles, num_stages=1)))
-    return tiles.owned_bytes + loop
+    return tiles.owned_bytes + _second_keys_bytes(tiles) + loop
+
+
+def _second_keys_bytes(tiles: PassTiles) -> int:
+    """Return the bytes of K as `wgmma` and `tcgen05` read it, where the share of dq is theirs and other products are
+    not."""
+    if not tiles.adds or tiles.sums_unit == "mma" or tiles.owned >= WARPGROUP_ROWS:
+        return 0
+    values = (tiles.num_stages - 1) * tiles.walked * ROW_VALUES_BYTES
+    return tiles.owned * tiles.width * tiles.element_bytes + -values % TILE_ALIGNMENT_BYTES
 
 
 def _mma_loop_bytes(tiles: PassTiles) -> int:
@@ -94,7 +101,14 @@ def _mma_loop_bytes(tiles: PassTiles) -> int:
     kept = tiles.owned * tiles.walked * tiles.dropout
     beside = max(mask_bytes(tiles), kept)
     if tiles.num_stages > 1:
-        return tiles.buffer_bytes + max(exchanged, beside, sums_bytes(tiles))
+        sums = sums_bytes(tiles)
+        features = tiles.by_columns and (tiles.mask_element_bytes or tiles.dropout)
+        twice = tiles.sums_unit == "tcgen05" or (tiles.sums_unit == "mma" and features)
+        if tiles.adds and twice:
+            exchanged *= 2
+        if tiles.adds == "copies":
+            return tiles.buffer_bytes + sums + max(exchanged, beside)
+        return tiles.buffer_bytes + max(exchanged, beside, sums)
     first = turned_bytes(tiles, tiles.width)
     second = turned_bytes(tiles, tiles.width_v)
     if not tiles.over_keys:
@@ -133,5 +147,5 @@ def sums_bytes(tiles: PassTiles) -> int:
     size = TileSize(tiles.walked, tiles.width)
     if tiles.adds == "copies":
         return size.elements * FLOAT32_BYTES
-    made = accumulated(size, tiles.num_warps, by_columns=tiles.by_columns)
+    made = products_layout(tiles.sums_unit, size, tiles.num_warps, by_columns=tiles.by_columns)
     return exchange_bytes(made, loaded(size, VECTOR_BYTES // FLOAT32_BYTES, tiles.num_warps), 32, tiles.cc)

@@ -8,10 +8,8 @@ from blocktune.kernels.layouts.register_layouts import (
     WARP_LANES,
     RegisterLayout,
     TileSize,
-    accumulated,
-    accumulated_by_group,
-    in_tensor_memory,
     loaded,
+    products_layout,
     turned_operand,
 )
 
@@ -257,8 +255,4 @@ def output_bytes(tiles: ForwardTiles) -> int:
 
 
 def _products(tiles: ForwardTiles, size: TileSize) -> RegisterLayout:
-    if tiles.unit == "tcgen05":
-        return in_tensor_memory(size, tiles.num_warps)
-    if tiles.unit == "wgmma":
-        return accumulated_by_group(size, tiles.num_warps)
-    return accumulated(size, tiles.num_warps, by_columns=tiles.by_columns)
+    return products_layout(tiles.unit, size, tiles.num_warps, by_columns=tiles.by_columns)

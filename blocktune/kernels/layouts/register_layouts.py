@@ -7,6 +7,8 @@ warp's number moves the element by one power of two: a layout is these powers, a
 import re
 from dataclasses import dataclass
 
+from blocktune.kernels.hardware.limits import MatrixUnit
+
 WARP_LANES, WARP_LANES_BITS = 32, 5
 FRAGMENT = "c0 r3", "c1 c2 r0 r1 r2"
 """Registers and lanes of 16 x 8 accumulators of `mma.sync`, as bits of rows and columns."""
@@ -114,6 +116,17 @@ def in_tensor_memory(size: TileSize, num_warps: int) -> RegisterLayout:
     if size.rows > 64:
         return arranged(size, "", "r0 r1 r2 r3 r4", f"r5 r6 {halves}")
     return arranged(size, "", f"r0 r1 r2 r3 c{top - bool(halves)}", f"r4 r5 {halves}")
+
+
+def products_layout(unit: MatrixUnit, size: TileSize, num_warps: int, *, by_columns: bool) -> RegisterLayout:
+    """Return the layout of what an instruction's products leave in registers; by_columns: as of `accumulated`."""
+    if unit == "none":
+        return summed(size, num_warps)
+    if unit == "tcgen05":
+        return in_tensor_memory(size, num_warps)
+    if unit == "wgmma":
+        return accumulated_by_group(size, num_warps)
+    return accumulated(size, num_warps, by_columns=by_columns)
 
 
 def turned_operand(size: TileSize, num_warps: int, element_bytes: int, *, by_columns: bool) -> RegisterLayout:
