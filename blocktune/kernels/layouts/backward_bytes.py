@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
 from blocktune.kernels.layouts.forward_bytes import FLOAT32_BYTES, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
-from blocktune.kernels.layouts.register_layouts import TileSize, accumulated, loaded, products_layout, turned_operand
+from blocktune.kernels.layouts.register_layouts import TileSize, loaded, products_layout, turned_operand
 
 WARPGROUP_ROWS = 64
 ROW_VALUES_BYTES = 8
@@ -63,6 +63,11 @@ class PassTiles:
         return (self.walked if self.adds and self.sums_unit == "mma" else self.owned) < self.width
 
     @property
+    def products_unit(self) -> MatrixUnit:
+        """The instruction of the products of whole owned tiles."""
+        return "mma" if self.unit in ("wgmma", "tcgen05") and self.owned < WARPGROUP_ROWS else self.unit
+
+    @property
     def sums_unit(self) -> MatrixUnit:
         """The instruction of the product that the share of dq is."""
         return "mma" if self.unit in ("wgmma", "tcgen05") and self.walked < WARPGROUP_ROWS else self.unit
@@ -81,17 +86,23 @@ class PassTiles:
 
 
 def pass_bytes(tiles: PassTiles) -> int:
-    loop = _mma_loop_bytes(tiles)
+    """Return the bytes of a block."""
+    loop = _loop_bytes(tiles)
     if tiles.listed and (tiles.causal or (tiles.ragged and not tiles.over_keys)):
-        loop = max(loop, _mma_loop_bytes(replace(tiles, num_stages=1)))
+        loop = max(loop, _loop_bytes(replace(tiles, num_stages=1)))
     return tiles.owned_bytes + _second_keys_bytes(tiles) + loop
 
 
+def _loop_bytes(tiles: PassTiles) -> int:
+    return {"mma": _mma_loop_bytes, "wgmma": _group_loop_bytes}[tiles.products_unit](tiles)
+
+
 def _second_keys_bytes(tiles: PassTiles) -> int:
-    """Return the bytes of K as `wgmma` and `tcgen05` read it, where the share of dq is theirs and other products are
-    not."""
-    if not tiles.adds or tiles.sums_unit == "mma" or tiles.owned >= WARPGROUP_ROWS:
+    """Return the bytes of K in a second layout, where the share of dq is a product of another instruction."""
+    if not tiles.adds or (tiles.sums_unit == "mma") is (tiles.products_unit == "mma"):
         return 0
+    if tiles.sums_unit == "mma":
+        return tiles.owned * tiles.width * tiles.element_bytes
     values = (tiles.num_stages - 1) * tiles.walked * ROW_VALUES_BYTES
     return tiles.owned * tiles.width * tiles.element_bytes + -values % TILE_ALIGNMENT_BYTES
 
@@ -118,6 +129,20 @@ def _mma_loop_bytes(tiles: PassTiles) -> int:
     return max(tiles.first_bytes + max(first, beside, both, exchanged), sums_bytes(tiles))
 
 
+def _group_loop_bytes(tiles: PassTiles) -> int:
+    """Return the bytes with `wgmma`, which reads buffers."""
+    beside = max(mask_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout)
+    both = tiles.first_bytes + tiles.second_bytes
+    if tiles.num_stages == 1:
+        narrow = tiles.scores_bytes if tiles.adds else 0
+        return max(both, tiles.first_bytes + max(beside, narrow), sums_bytes(tiles))
+    exchanged = tiles.scores_bytes if tiles.adds else 0
+    sums = sums_bytes(tiles)
+    if tiles.adds == "copies":
+        return tiles.buffer_bytes + both + sums + max(exchanged, beside)
+    return tiles.buffer_bytes + both + max(exchanged, beside, sums)
+
+
 def turned_bytes(tiles: PassTiles, columns: int) -> int:
     """Return the bytes through which walked rows become the second operand of a product."""
     size = TileSize(tiles.walked, columns)
@@ -131,7 +156,7 @@ def mask_bytes(tiles: PassTiles) -> int:
     if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
         return 0
     size = TileSize(tiles.owned, tiles.walked)
-    scores = accumulated(size, tiles.num_warps, by_columns=tiles.by_columns)
+    scores = products_layout(tiles.products_unit, size, tiles.num_warps, by_columns=tiles.by_columns)
     vector = VECTOR_BYTES // tiles.mask_element_bytes if tiles.mask_aligned else 1
     if not tiles.over_keys:
         return exchange_bytes(loaded(size, vector, tiles.num_warps), scores, 8 * tiles.mask_element_bytes, tiles.cc)
