@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_bytes import FLOAT32_BYTES, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
-from blocktune.kernels.layouts.register_layouts import TileSize, loaded, products_layout, turned_operand
+from blocktune.kernels.layouts.forward_bytes import BARRIER_BYTES, FLOAT32_BYTES, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
+from blocktune.kernels.layouts.register_layouts import RegisterLayout, TileSize, loaded, products_layout, scores_layout, turned_operand
 
 WARPGROUP_ROWS = 64
 ROW_VALUES_BYTES = 8
@@ -94,7 +94,7 @@ def pass_bytes(tiles: PassTiles) -> int:
 
 
 def _loop_bytes(tiles: PassTiles) -> int:
-    return {"mma": _mma_loop_bytes, "wgmma": _group_loop_bytes}[tiles.products_unit](tiles)
+    return {"mma": _mma_loop_bytes, "wgmma": _group_loop_bytes, "tcgen05": _tensor_memory_loop_bytes}[tiles.products_unit](tiles)
 
 
 def _second_keys_bytes(tiles: PassTiles) -> int:
@@ -108,39 +108,52 @@ def _second_keys_bytes(tiles: PassTiles) -> int:
 
 
 def _mma_loop_bytes(tiles: PassTiles) -> int:
-    exchanged = tiles.scores_bytes if tiles.by_columns or tiles.adds else 0
-    kept = tiles.owned * tiles.walked * tiles.dropout
-    beside = max(mask_bytes(tiles), kept)
+    """Return the bytes with `mma`: walked rows on their way to registers, or the buffers that loads fill, next to P or
+    ds where warps exchange them."""
+    mask, sums, kept = mask_bytes(tiles), sums_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout
+    features = tiles.by_columns and (tiles.mask_element_bytes or tiles.dropout)
+    twice = tiles.adds and (tiles.sums_unit == "tcgen05" or (tiles.sums_unit == "mma" and features))
+    exchanged = tiles.scores_bytes * (2 if twice else 1) if tiles.by_columns or tiles.adds else 0
     if tiles.num_stages > 1:
-        sums = sums_bytes(tiles)
-        features = tiles.by_columns and (tiles.mask_element_bytes or tiles.dropout)
-        twice = tiles.sums_unit == "tcgen05" or (tiles.sums_unit == "mma" and features)
-        if tiles.adds and twice:
-            exchanged *= 2
-        if tiles.adds == "copies":
-            return tiles.buffer_bytes + sums + max(exchanged, beside)
-        return tiles.buffer_bytes + max(exchanged, beside, sums)
-    first = turned_bytes(tiles, tiles.width)
-    second = turned_bytes(tiles, tiles.width_v)
+        copied = sums if tiles.adds == "copies" else 0
+        return tiles.buffer_bytes + copied + max(exchanged, mask, kept, 0 if copied else sums)
+    first, second = (turned_bytes(tiles, columns) for columns in (tiles.width, tiles.width_v))
     if not tiles.over_keys:
-        return tiles.first_bytes + max(first, second, exchanged, beside)
-    p = exchanged if tiles.by_columns else 0
-    both = tiles.second_bytes + max(second, p, kept)
-    return max(tiles.first_bytes + max(first, beside, both, exchanged), sums_bytes(tiles))
+        return tiles.first_bytes + max(first, second, exchanged, mask, kept)
+    both = tiles.second_bytes + max(second, tiles.scores_bytes if tiles.by_columns else 0, kept)
+    return max(tiles.first_bytes + max(first, mask, both, exchanged), sums)
 
 
 def _group_loop_bytes(tiles: PassTiles) -> int:
     """Return the bytes with `wgmma`, which reads buffers."""
-    beside = max(mask_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout)
-    both = tiles.first_bytes + tiles.second_bytes
-    if tiles.num_stages == 1:
-        narrow = tiles.scores_bytes if tiles.adds else 0
-        return max(both, tiles.first_bytes + max(beside, narrow), sums_bytes(tiles))
+    both, mask, sums = tiles.first_bytes + tiles.second_bytes, mask_bytes(tiles), sums_bytes(tiles)
+    kept = tiles.owned * tiles.walked * tiles.dropout
     exchanged = tiles.scores_bytes if tiles.adds else 0
-    sums = sums_bytes(tiles)
-    if tiles.adds == "copies":
-        return tiles.buffer_bytes + both + sums + max(exchanged, beside)
-    return tiles.buffer_bytes + both + max(exchanged, beside, sums)
+    if tiles.num_stages == 1:
+        late = max(kept if tiles.over_keys else 0, mask if kept else 0)
+        beside = exchanged if tiles.sums_unit == "mma" else 0
+        return max(both + late, tiles.first_bytes + max(mask, kept, beside), exchanged, sums)
+    copied = sums if tiles.adds == "copies" else 0
+    return tiles.buffer_bytes + both + copied + max(exchanged, mask, kept, 0 if copied else sums)
+
+
+def _tensor_memory_loop_bytes(tiles: PassTiles) -> int:
+    """Return the bytes with `tcgen05`: while one tile is multiplied, the next ones come."""
+    both, mask, sums = tiles.first_bytes + tiles.second_bytes, mask_bytes(tiles), sums_bytes(tiles)
+    kept = tiles.owned * tiles.walked * tiles.dropout
+    exchanged = tiles.scores_bytes if tiles.adds else 0
+    if tiles.num_stages == 1:
+        early = tiles.over_keys and (tiles.mask_element_bytes > 1 or tiles.adds)
+        beside = max(BARRIER_BYTES, 0 if early else read_mask_bytes(tiles), kept if tiles.over_keys else 0)
+        first = tiles.first_bytes + max(mask, kept, exchanged + BARRIER_BYTES)
+        return max(both + beside, first, sums)
+    copied = sums if tiles.adds == "copies" else 0
+    beside = max(mask, kept, 0 if copied else sums)
+    if tiles.adds and tiles.sums_unit == "mma":
+        return tiles.buffer_bytes + copied + max(exchanged + 2 * BARRIER_BYTES, beside)
+    again = both if tiles.over_keys else tiles.first_bytes
+    barriers = 64 if tiles.over_keys else 48
+    return tiles.buffer_bytes + both + again + barriers + 2 * copied + max(exchanged, beside)
 
 
 def turned_bytes(tiles: PassTiles, columns: int) -> int:
@@ -151,18 +164,35 @@ def turned_bytes(tiles: PassTiles, columns: int) -> int:
     return exchange_bytes(came, wanted, 8 * tiles.element_bytes, tiles.cc)
 
 
+def mask_layouts(tiles: PassTiles) -> tuple[RegisterLayout, RegisterLayout]:
+    """Return the layouts of a mask's tile as it is loaded, along the keys, and of scores."""
+    size = TileSize(tiles.owned, tiles.walked)
+    scores = scores_layout(tiles.products_unit, size, tiles.num_warps, by_columns=tiles.by_columns)
+    vector = VECTOR_BYTES // tiles.mask_element_bytes if tiles.mask_aligned else 1
+    read = loaded(size, vector, tiles.num_warps)
+    if tiles.over_keys:
+        read = loaded(TileSize(tiles.walked, tiles.owned), vector, tiles.num_warps).turned(tiles.owned)
+    return read, scores
+
+
 def mask_bytes(tiles: PassTiles) -> int:
-    """Return the bytes through which a mask's tile, and with transposed scores what is made of it, meet the scores."""
+    """Return the bytes through which a mask's tile, or what is made of it, and scores meet in one layout."""
     if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
         return 0
-    size = TileSize(tiles.owned, tiles.walked)
-    scores = products_layout(tiles.products_unit, size, tiles.num_warps, by_columns=tiles.by_columns)
-    vector = VECTOR_BYTES // tiles.mask_element_bytes if tiles.mask_aligned else 1
-    if not tiles.over_keys:
-        return exchange_bytes(loaded(size, vector, tiles.num_warps), scores, 8 * tiles.mask_element_bytes, tiles.cc)
-    read = loaded(TileSize(tiles.walked, tiles.owned), vector, tiles.num_warps).turned(tiles.owned)
-    made = FLOAT32_BYTES if tiles.mask_element_bytes > 1 else 1
-    return max(exchange_bytes(read, scores, 8 * bytes_, tiles.cc) for bytes_ in (tiles.mask_element_bytes, made))
+    read, scores = mask_layouts(tiles)
+    taken, bits = read_mask_bytes(tiles), 8 * FLOAT32_BYTES
+    if tiles.mask_element_bytes == 1 and tiles.products_unit == "tcgen05" and not tiles.mask_aligned:
+        return max(taken, exchange_bytes(scores, read, bits, tiles.cc))
+    if tiles.mask_element_bytes > 1 and tiles.over_keys:
+        return max(taken, exchange_bytes(read, scores, bits, tiles.cc))
+    return taken
+
+
+def read_mask_bytes(tiles: PassTiles) -> int:
+    """Return the bytes through which the elements of a mask's tile come to the threads of their scores."""
+    if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
+        return 0
+    return exchange_bytes(*mask_layouts(tiles), 8 * tiles.mask_element_bytes, tiles.cc)
 
 
 def sums_bytes(tiles: PassTiles) -> int:

@@ -10,6 +10,7 @@ from blocktune.kernels.layouts.register_layouts import (
     TileSize,
     loaded,
     products_layout,
+    scores_layout,
     turned_operand,
 )
 
@@ -192,7 +193,8 @@ def _mask_layouts(tiles: ForwardTiles) -> tuple[RegisterLayout, RegisterLayout]:
         vector = VECTOR_BYTES // tiles.mask_element_bytes
     elif tiles.block_n in (tiles.width, tiles.width_v):
         vector = VECTOR_BYTES // tiles.element_bytes
-    return loaded(size, vector, tiles.num_warps), _products(tiles, size)
+    scores = scores_layout(tiles.unit, size, tiles.num_warps, by_columns=tiles.by_columns)
+    return loaded(size, vector, tiles.num_warps), scores
 
 
 def _group_bytes(tiles: ForwardTiles) -> int:

@@ -129,6 +129,13 @@ def products_layout(unit: MatrixUnit, size: TileSize, num_warps: int, *, by_colu
     return accumulated(size, num_warps, by_columns=by_columns)
 
 
+def scores_layout(unit: MatrixUnit, size: TileSize, num_warps: int, *, by_columns: bool) -> RegisterLayout:
+    """Return the same for scores: all warps of a block hold their rows, though some hold what others do."""
+    if unit == "wgmma":
+        return accumulated(size, num_warps, by_columns=False)
+    return products_layout(unit, size, num_warps, by_columns=by_columns)
+
+
 def turned_operand(size: TileSize, num_warps: int, element_bytes: int, *, by_columns: bool) -> RegisterLayout:
     """Return the layout of rows that are columns of the second operand of `mma.sync`: keys of a product of scores.
     by_columns: whether warps stand next to each other, so that each has keys of its own."""
