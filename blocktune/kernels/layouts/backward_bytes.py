@@ -87,10 +87,24 @@ class PassTiles:
 
 def pass_bytes(tiles: PassTiles) -> int:
     """Return the bytes of a block."""
+    if tiles.unit == "none":
+        return plain_pass_bytes(tiles)
     loop = _loop_bytes(tiles)
     if tiles.listed and (tiles.causal or (tiles.ragged and not tiles.over_keys)):
         loop = max(loop, _loop_bytes(replace(tiles, num_stages=1)))
     return tiles.owned_bytes + _second_keys_bytes(tiles) + loop
+
+
+def plain_pass_bytes(tiles: PassTiles) -> int:
+    """Return the bytes with plain multiply-adds: operands pass through shared memory as float32, one after the other;
+    scores of float32 stay there while the next operand comes."""
+    ratio = FLOAT32_BYTES // tiles.element_bytes
+    first, second, scores = (ratio * size for size in (tiles.first_bytes, tiles.second_bytes, tiles.scores_bytes))
+    kept = tiles.owned * tiles.walked * tiles.dropout
+    if ratio == 1:
+        beside = max(second + scores if tiles.over_keys else max(second, scores), mask_bytes(tiles), kept)
+        return tiles.owned_bytes + max(first + beside, sums_bytes(tiles))
+    return ratio * tiles.owned_bytes + max(first, second, scores, mask_bytes(tiles), kept, sums_bytes(tiles))
 
 
 def _loop_bytes(tiles: PassTiles) -> int:
@@ -111,7 +125,7 @@ def _mma_loop_bytes(tiles: PassTiles) -> int:
     """Return the bytes with `mma`: walked rows on their way to registers, or the buffers that loads fill, next to P or
     ds where warps exchange them."""
     mask, sums, kept = mask_bytes(tiles), sums_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout
-    features = tiles.by_columns and (tiles.mask_element_bytes or tiles.dropout)
+    features = tiles.by_columns and (tiles.mask_element_bytes == 1 or tiles.mask_buffer_bytes or tiles.dropout)
     twice = tiles.adds and (tiles.sums_unit == "tcgen05" or (tiles.sums_unit == "mma" and features))
     exchanged = tiles.scores_bytes * (2 if twice else 1) if tiles.by_columns or tiles.adds else 0
     if tiles.num_stages > 1:
@@ -183,7 +197,7 @@ def mask_bytes(tiles: PassTiles) -> int:
     taken, bits = read_mask_bytes(tiles), 8 * FLOAT32_BYTES
     if tiles.mask_element_bytes == 1 and tiles.products_unit == "tcgen05" and not tiles.mask_aligned:
         return max(taken, exchange_bytes(scores, read, bits, tiles.cc))
-    if tiles.mask_element_bytes > 1 and tiles.over_keys:
+    if tiles.mask_element_bytes > 1 and tiles.over_keys and tiles.products_unit != "tcgen05":
         return max(taken, exchange_bytes(read, scores, bits, tiles.cc))
     return taken
 
