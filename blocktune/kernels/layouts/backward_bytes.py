@@ -63,6 +63,11 @@ class PassTiles:
         return (self.walked if self.adds and self.sums_unit == "mma" else self.owned) < self.width
 
     @property
+    def exchanges(self) -> bool:
+        """Whether the probabilities of `mma` go through shared memory."""
+        return self.by_columns or (self.dropout and self.mask_element_bytes == 1)
+
+    @property
     def products_unit(self) -> MatrixUnit:
         """The instruction of the products of whole owned tiles."""
         return "mma" if self.unit in ("wgmma", "tcgen05") and self.owned < WARPGROUP_ROWS else self.unit
@@ -89,6 +94,8 @@ def pass_bytes(tiles: PassTiles) -> int:
     """Return the bytes of a block."""
     if tiles.unit == "none":
         return plain_pass_bytes(tiles)
+    if tiles.element_bytes == FLOAT32_BYTES:
+        return split_pass_bytes(tiles)
     loop = _loop_bytes(tiles)
     if tiles.listed and (tiles.causal or (tiles.ragged and not tiles.over_keys)):
         loop = max(loop, _loop_bytes(replace(tiles, num_stages=1)))
@@ -105,6 +112,46 @@ def plain_pass_bytes(tiles: PassTiles) -> int:
         beside = max(second + scores if tiles.over_keys else max(second, scores), mask_bytes(tiles), kept)
         return tiles.owned_bytes + max(first + beside, sums_bytes(tiles))
     return ratio * tiles.owned_bytes + max(first, second, scores, mask_bytes(tiles), kept, sums_bytes(tiles))
+
+
+def split_pass_bytes(tiles: PassTiles) -> int:
+    """Return the bytes of float32 operands, each the TF32 numbers of a tile and what these leave."""
+    if tiles.products_unit != "mma":
+        return _split_group_bytes(tiles)
+    mask, kept = mask_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout
+    exchanged = 2 * tiles.scores_bytes if tiles.exchanges or tiles.adds else 0
+    first, second = (turned_bytes(tiles, columns) for columns in (tiles.width, tiles.width_v))
+    values = (tiles.num_stages - 1) * tiles.walked * ROW_VALUES_BYTES
+    if tiles.over_keys:
+        beside = max(first, tiles.second_bytes + second, tiles.first_bytes, exchanged, mask, kept)
+        keys = 2 * tiles.owned * tiles.width * tiles.element_bytes if tiles.adds else 0
+        copied = sums_bytes(tiles) if tiles.adds == "copies" and tiles.num_stages > 1 else 0
+        held = 2 * tiles.owned_bytes + keys + values + tiles.mask_buffer_bytes + copied
+        return held + max(beside, 0 if copied else sums_bytes(tiles))
+    buffers = (tiles.num_stages - 1) * tiles.second_bytes + tiles.mask_buffer_bytes
+    turned = max(first, second if tiles.num_stages == 1 else 0)
+    return 2 * tiles.owned_bytes + buffers + max(tiles.first_bytes, turned, exchanged, mask, kept)
+
+
+def _split_group_bytes(tiles: PassTiles) -> int:
+    """Return the same where `wgmma` or `tcgen05` multiplies, of which the latter keeps owned rows in tensor memory."""
+    mask, kept, sums = mask_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout, sums_bytes(tiles)
+    on_chip = tiles.products_unit == "tcgen05"
+    exchanged = (1 if tiles.sums_unit == "tcgen05" else 2) * tiles.scores_bytes if tiles.adds else 0
+    keys = 2 * tiles.owned * tiles.width * tiles.element_bytes if tiles.adds else 0
+    copied = sums if tiles.adds == "copies" and tiles.num_stages > 1 else 0
+    walking = 2 * max(tiles.first_bytes, tiles.second_bytes) + BARRIER_BYTES * on_chip
+    held = keys + tiles.buffer_bytes + copied + (0 if on_chip else 2 * tiles.owned_bytes)
+    loop = held + max(walking, exchanged, mask, kept, 0 if copied else sums)
+    return max(loop, *(_owned_exchange_bytes(tiles, columns) for columns in (tiles.width, tiles.width_v)))
+
+
+def _owned_exchange_bytes(tiles: PassTiles, columns: int) -> int:
+    """Return the bytes through which owned rows come to, or leave, the threads of their products."""
+    size = TileSize(tiles.owned, columns)
+    made = products_layout(tiles.products_unit, size, tiles.num_warps, by_columns=tiles.by_columns)
+    stored = loaded(size, VECTOR_BYTES // tiles.element_bytes, tiles.num_warps)
+    return exchange_bytes(made, stored, 8 * tiles.element_bytes, tiles.cc)
 
 
 def _loop_bytes(tiles: PassTiles) -> int:
@@ -127,14 +174,14 @@ def _mma_loop_bytes(tiles: PassTiles) -> int:
     mask, sums, kept = mask_bytes(tiles), sums_bytes(tiles), tiles.owned * tiles.walked * tiles.dropout
     features = tiles.by_columns and (tiles.mask_element_bytes == 1 or tiles.mask_buffer_bytes or tiles.dropout)
     twice = tiles.adds and (tiles.sums_unit == "tcgen05" or (tiles.sums_unit == "mma" and features))
-    exchanged = tiles.scores_bytes * (2 if twice else 1) if tiles.by_columns or tiles.adds else 0
+    exchanged = tiles.scores_bytes * (2 if twice else 1) if tiles.exchanges or tiles.adds else 0
     if tiles.num_stages > 1:
         copied = sums if tiles.adds == "copies" else 0
         return tiles.buffer_bytes + copied + max(exchanged, mask, kept, 0 if copied else sums)
     first, second = (turned_bytes(tiles, columns) for columns in (tiles.width, tiles.width_v))
     if not tiles.over_keys:
         return tiles.first_bytes + max(first, second, exchanged, mask, kept)
-    both = tiles.second_bytes + max(second, tiles.scores_bytes if tiles.by_columns else 0, kept)
+    both = tiles.second_bytes + max(second, tiles.scores_bytes if tiles.exchanges else 0, kept)
     return max(tiles.first_bytes + max(first, mask, both, exchanged), sums)
 
 

@@ -157,7 +157,8 @@ def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_by
 def _mma_bytes(tiles: ForwardTiles) -> int:
     """Return Q, the buffers that loads fill, and K on its way to registers or later V next to P."""
     beside = not tiles.split or tiles.num_stages > 1  # a float32 P is there before V is
-    later = tiles.p_bytes * (1 + tiles.split) if tiles.by_columns and beside else 0
+    exchanged = tiles.by_columns or (tiles.dropout and tiles.mask_element_bytes == 1)
+    later = tiles.p_bytes * (1 + tiles.split) if exchanged and beside else 0
     later += tiles.v_bytes if tiles.v_depth == 0 else 0
     first = 0 if tiles.k_depth else keys_bytes(tiles)
     buffers = tiles.k_depth * tiles.k_bytes + tiles.v_depth * tiles.v_bytes
