@@ -11,7 +11,8 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.limits import WARP_SIZE, MatrixUnit
-from blocktune.kernels.layouts.forward_bytes import ForwardTiles, forward_bytes, most_forward_bytes
+from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
+from blocktune.kernels.layouts.forward_tiles import ForwardTiles
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 

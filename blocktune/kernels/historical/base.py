@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.layouts.forward_bytes import KNOWN_ALIGNMENT
+from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 

@@ -22,7 +22,8 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.base import HistoricalKernel, is_aligned, strides_of
-from blocktune.kernels.layouts.forward_bytes import ForwardTiles, forward_bytes, most_forward_bytes
+from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
+from blocktune.kernels.layouts.forward_tiles import ForwardTiles
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.tiles import (

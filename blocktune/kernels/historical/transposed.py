@@ -30,12 +30,8 @@ from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.base import HistoricalKernel, is_aligned, strides_of
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_bytes import (
-    VECTOR_BYTES,
-    ForwardTiles,
-    forward_bytes,
-    most_forward_bytes,
-)
+from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
+from blocktune.kernels.layouts.forward_tiles import VECTOR_BYTES, ForwardTiles
 from blocktune.kernels.layouts.register_layouts import TileSize, loaded
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward

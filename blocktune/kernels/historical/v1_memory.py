@@ -4,12 +4,7 @@ from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, padded_width, pro
 from blocktune.kernels.base.precision import is_one_product
 from blocktune.kernels.hardware.limits import ComputeLimits, MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_bytes import (
-    BARRIER_BYTES,
-    KNOWN_ALIGNMENT,
-    TILE_ALIGNMENT_BYTES,
-    VECTOR_BYTES,
-)
+from blocktune.kernels.layouts.forward_tiles import BARRIER_BYTES, KNOWN_ALIGNMENT, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
 from blocktune.kernels.layouts.register_layouts import (
     RegisterLayout,
     TileSize,

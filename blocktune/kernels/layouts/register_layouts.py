@@ -6,6 +6,7 @@ warp's number moves the element by one power of two: a layout is these powers, a
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from blocktune.kernels.hardware.limits import MatrixUnit
 
@@ -49,6 +50,10 @@ class TileSize:
     def elements(self) -> int:
         return self.rows * self.columns
 
+    @property
+    def turned(self) -> "TileSize":
+        return TileSize(self.columns, self.rows)
+
     def place(self, bit: str) -> int:
         """Return the place of a bit such as `r3` of the row or `c0` of the column; 0 outside the tile."""
         power = 1 << int(bit[1:])
@@ -66,6 +71,7 @@ def _bits(letter: str, size: int) -> tuple[str, ...]:
     return tuple(f"{letter}{bit}" for bit in range(size.bit_length() - 1))
 
 
+@cache
 def arranged(size: TileSize, registers: str, lanes: str, warps: str) -> RegisterLayout:
     """Return the layout of these bits; registers hold those that are left, too. Missing lanes hold what others do."""
     named = [re.findall(r"[rc]\d+", text) for text in (registers, lanes, warps)]

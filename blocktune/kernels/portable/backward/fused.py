@@ -6,17 +6,19 @@ additions of the threads, 1 by the copy engine (TMA reduce, compute capability 9
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, padded_width
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, padded_width, tf32_tiles
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.on_chip import ChipTile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.layouts.pass_bytes import keys_again, most_pass_bytes, pass_bytes
+from blocktune.kernels.layouts.pass_tiles import PassTiles
 from blocktune.kernels.portable.backward.base import (
     BackwardInputs,
     FlashBackward,
@@ -27,14 +29,7 @@ from blocktune.kernels.portable.backward.base import (
     specs_before,
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
-from blocktune.kernels.portable.backward.shared_memory import (
-    adding_bytes,
-    most_adding_bytes,
-    most_statistics_bytes,
-    over_keys,
-    pass_bytes,
-    statistics_bytes,
-)
+from blocktune.kernels.portable.backward.shared_memory import key_pass, statistics_bytes
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -130,17 +125,15 @@ class FlashBackwardFused(FlashBackward):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the launch that takes most."""
-        statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
-        return max(self.launch_bytes(config, shape, limits), statistics)
+        return max(self.launch_bytes(config, shape, limits), statistics_bytes(config, shape, limits))
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the pass over keys."""
-        loop = pass_bytes(over_keys(config), shape, limits)
-        return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
+        return pass_bytes(_key_tiles(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        keys = most_adding_bytes(config, shape, limits, by_copy_engine=copies(config))
-        return max(keys, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
+        keys = most_pass_bytes(_key_tiles(config, shape, limits))
+        return max(keys, statistics_bytes(config, shape, limits))
 
     def most_tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the columns with the product that dq is, where a tile of queries is high enough for tensor memory."""
@@ -149,14 +142,18 @@ class FlashBackwardFused(FlashBackward):
         return keys + (3 * padded_width(shape.head_dim) + config.block_n if shared else 0)
 
     def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[ChipTile, ...]:
-        """Return what it takes to add a tile's share of dQ."""
+        """Return what it takes to add a tile's share of dQ; without the copy engine dQ takes the place of other
+        tiles."""
         width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
+        ahead, count = config.num_stages > 1, tf32_tiles(shape)
         tiles = {
-            "K": shared_tile("K, for dQ", n, width, 2),
-            "dS": shared_tile("dS", n, m, 2),
-            "dQ": shared_tile("dQ on its way out", m, width, FLOAT32_BYTES),
+            shared_tile("K, for dQ", n, width, shape.element_bytes, count): keys_again(
+                _key_tiles(config, shape, limits)
+            ),
+            shared_tile("dS", n, m, shape.element_bytes): ahead and shape.element_bytes == 2,
+            shared_tile("dQ on its way out", m, width, FLOAT32_BYTES): ahead and copies(config),
         }
-        return tuple(tiles[name] for name in adding_bytes(config, shape, limits, by_copy_engine=copies(config)))
+        return tuple(tile for tile, there in tiles.items() if there)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(rescales=False, products=5, adds_walked=True)
@@ -183,6 +180,11 @@ class FlashBackwardFused(FlashBackward):
 def copies(config: KernelConfig) -> bool:
     """Return whether the copy engine adds up dq."""
     return config.parameters["reduce"] == BY_COPY_ENGINE
+
+
+def _key_tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> PassTiles:
+    tiles = key_pass(key_constants(config, shape, _sums_code(config)), config.num_warps, shape, limits)
+    return replace(tiles, adds=True, copies=copies(config))
 
 
 def _sums_code(config: KernelConfig) -> int:

@@ -24,6 +24,8 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.layouts.pass_bytes import most_pass_bytes, pass_bytes
+from blocktune.kernels.layouts.pass_tiles import PassTiles
 from blocktune.kernels.portable.backward.base import (
     gradient_strides,
     launch_options,
@@ -33,11 +35,10 @@ from blocktune.kernels.portable.backward.base import (
     tile_constants,
 )
 from blocktune.kernels.portable.backward.shared_memory import (
-    TilePass,
+    key_pass,
     least_pass_columns,
-    most_pass_bytes,
     most_pass_columns,
-    pass_bytes,
+    query_pass,
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
 from blocktune.kernels.portable.forward.arguments import Options
@@ -46,7 +47,7 @@ from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, tile_shi
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
 if TYPE_CHECKING:
     from blocktune.kernels.values.block_mask import BlockLists, BlockMask
@@ -146,14 +147,13 @@ class FlashBackwardSparse(AttentionKernel):
         return mask_problem(self, shape) or super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of the function that needs more: the tiles that a program owns, the buffers of those that it
-        walks, and ds where warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
-        dq = pass_bytes(_over_queries(config), shape, limits)
-        return max(dq, self.launch_bytes(config, shape, limits))
+        """Return the bytes of the function that needs more: the tiles that a program owns, those that it walks, and ds
+        where warps exchange it."""
+        return max(pass_bytes(_query_tiles(config, shape, limits)), self.launch_bytes(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        passes = (_over_queries(config), _over_keys(config))
-        return max(most_pass_bytes(tiles, shape, limits) for tiles in passes)
+        passes = (_query_tiles(config, shape, limits), _key_tiles(config, shape, limits))
+        return max(most_pass_bytes(tiles) for tiles in passes)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _columns(least_pass_columns, config, shape, limits)
@@ -163,7 +163,7 @@ class FlashBackwardSparse(AttentionKernel):
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the function for dk and dv."""
-        return pass_bytes(_over_keys(config), shape, limits)
+        return pass_bytes(_key_tiles(config, shape, limits))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """Return the cost: three products in the function for dq, four in the one for dk and dv; the probabilities
@@ -212,15 +212,17 @@ def _listing(mask: "BlockMask", lists: "BlockLists", scales: tuple[float, float]
     return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
 
 
-def _over_queries(config: KernelConfig) -> TilePass:
+def _query_tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> PassTiles:
     """Return the tiles of the function for dq."""
-    return TilePass(config.block_m, config.block_n, config.num_stages, config.num_warps)
+    constants, causal = dq_constants(config, shape), shape.causal is not Causal.NONE
+    tiles = query_pass(constants, config.num_warps, shape, limits)
+    return replace(tiles, one_more_loop=causal or constants.RAGGED)
 
 
-def _over_keys(config: KernelConfig) -> TilePass:
+def _key_tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> PassTiles:
     """Return the tiles of the function for dk and dv."""
-    m, n = config.parameters["kv_block_m"], config.parameters["kv_block_n"]
-    return TilePass(n, m, config.num_stages, config.num_warps, row_values=True)
+    tiles = key_pass(dkv_constants(config, shape), config.num_warps, shape, limits)
+    return replace(tiles, one_more_loop=shape.causal is not Causal.NONE)
 
 
 def _columns(of_pass: Callable[..., int], config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

@@ -17,6 +17,8 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.layouts.pass_bytes import most_pass_bytes, pass_bytes
+from blocktune.kernels.layouts.pass_tiles import PassTiles
 from blocktune.kernels.portable.backward.base import (
     BackwardInputs,
     FlashBackward,
@@ -33,13 +35,10 @@ from blocktune.kernels.portable.backward.base import (
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, queries_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import (
-    TilePass,
+    key_pass,
     least_pass_columns,
-    most_pass_bytes,
     most_pass_columns,
-    most_statistics_bytes,
-    over_keys,
-    pass_bytes,
+    query_pass,
     statistics_bytes,
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
@@ -114,14 +113,16 @@ class FlashBackwardSplit(FlashBackward):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the launch that takes most."""
-        queries = pass_bytes(_over_queries(config), shape, limits)
-        statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
-        return max(self.launch_bytes(config, shape, limits), queries, statistics)
+        passes = (self.key_tiles(config, shape, limits), _query_tiles(config, shape, limits))
+        return max(statistics_bytes(config, shape, limits), *(pass_bytes(tiles) for tiles in passes))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        passes = (over_keys(config), _over_queries(config))
-        statistics = most_statistics_bytes(config.block_m, config.block_n, shape, limits)
-        return max(statistics, *(most_pass_bytes(tiles, shape, limits) for tiles in passes))
+        passes = (self.key_tiles(config, shape, limits), _query_tiles(config, shape, limits))
+        return max(statistics_bytes(config, shape, limits), *(most_pass_bytes(tiles) for tiles in passes))
+
+    def key_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> PassTiles:
+        """Return the tiles of the pass over keys."""
+        return key_pass(key_constants(config, shape, 0), config.num_warps, shape, limits)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         own, width = config.parameters, padded_width(shape.head_dim)
@@ -135,7 +136,7 @@ class FlashBackwardSplit(FlashBackward):
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the pass over keys."""
-        return pass_bytes(over_keys(config), shape, limits)
+        return pass_bytes(self.key_tiles(config, shape, limits))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """Return the cost of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
@@ -150,7 +151,7 @@ class FlashBackwardSplit(FlashBackward):
             config=blocks,
             shape=replace(shape, direction=Direction.FORWARD),
             softmax=SoftmaxCost(rescales=False, products=3),
-            shared_bytes=pass_bytes(_over_queries(config), shape, limits),
+            shared_bytes=pass_bytes(_query_tiles(config, shape, limits)),
         )
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -171,10 +172,9 @@ def _query_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
     return (-(-shape.seqlen_q // config.parameters["dq_block_m"]) * shape.batch * shape.num_heads,)
 
 
-def _over_queries(config: KernelConfig) -> TilePass:
+def _query_tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> PassTiles:
     """Return the tiles of the pass over queries."""
-    own = config.parameters
-    return TilePass(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], own["dq_num_warps"])
+    return query_pass(_query_constants(config, shape), config.parameters["dq_num_warps"], shape, limits)
 
 
 def _query_options(config: KernelConfig) -> dict[str, int]:

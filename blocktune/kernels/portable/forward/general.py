@@ -33,12 +33,8 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.layouts.forward_bytes import (
-    KNOWN_ALIGNMENT,
-    ForwardTiles,
-    forward_bytes,
-    most_forward_bytes,
-)
+from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
+from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT, ForwardTiles
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
     Keys,

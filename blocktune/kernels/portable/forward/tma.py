@@ -28,7 +28,7 @@ from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.layouts.forward_bytes import ForwardTiles
+from blocktune.kernels.layouts.forward_tiles import ForwardTiles
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds
 from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
