@@ -253,8 +253,8 @@ def _tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -
 def _turned_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Return the bytes through which a tile of keys is turned round."""
     columns, rows = padded_width(shape.head_dim), config.parameters["transpose_rows"]
-    vector = VECTOR_BYTES // shape.element_bytes
-    came = loaded(TileSize(rows, columns), vector if is_aligned(shape.head_dim) else 1, TRANSPOSE_WARPS)
+    vector, alike = VECTOR_BYTES // shape.element_bytes, rows == columns and is_aligned(shape.seqlen_k)
+    came = loaded(TileSize(rows, columns), vector if alike or is_aligned(shape.head_dim) else 1, TRANSPOSE_WARPS)
     goes = loaded(TileSize(columns, rows), vector if is_aligned(shape.seqlen_k) else 1, TRANSPOSE_WARPS)
     return exchange_bytes(came.turned(columns), goes, 8 * shape.element_bytes, limits.cc)
 

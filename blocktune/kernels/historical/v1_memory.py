@@ -3,8 +3,9 @@
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, padded_width, product_unit, tf32_tiles
 from blocktune.kernels.base.precision import is_one_product
 from blocktune.kernels.hardware.limits import ComputeLimits, MatrixUnit
+from blocktune.kernels.historical.base import is_aligned
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_tiles import BARRIER_BYTES, KNOWN_ALIGNMENT, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
+from blocktune.kernels.layouts.forward_tiles import BARRIER_BYTES, TILE_ALIGNMENT_BYTES, VECTOR_BYTES
 from blocktune.kernels.layouts.register_layouts import (
     RegisterLayout,
     TileSize,
@@ -80,7 +81,7 @@ def _output_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLi
     """Return the bytes through which the float32 output comes from device memory and goes back to it."""
     size, num_warps = TileSize(config.block_m, padded_width(shape.head_dim_v)), config.num_warps
     came = loaded(size, _vector(size.columns, shape, shape.element_bytes), num_warps)
-    goes = loaded(size, _vector(size.columns, shape, FLOAT32_BYTES), num_warps)
+    goes = loaded(size, VECTOR_BYTES // FLOAT32_BYTES if is_aligned(shape.head_dim_v) else 1, num_warps)
     first, last = _products(size, num_warps, product_unit(config, limits))
     bits = 8 * FLOAT32_BYTES
     return max(exchange_bytes(came, first, bits, limits.cc), exchange_bytes(last, goes, bits, limits.cc))
@@ -90,7 +91,7 @@ def _vector(columns: int, shape: AttentionShape, element_bytes: int) -> int:
     """Return the elements that a thread loads at a time of tiles of so wide rows: one, where Triton knows of none how
     they are aligned."""
     heads = (head for head in (shape.head_dim, shape.head_dim_v) if padded_width(head) == columns)
-    return VECTOR_BYTES // element_bytes if any(head % KNOWN_ALIGNMENT == 0 for head in heads) else 1
+    return VECTOR_BYTES // element_bytes if any(is_aligned(head) for head in heads) else 1
 
 
 def _products(size: TileSize, num_warps: int, unit: MatrixUnit) -> tuple[RegisterLayout, RegisterLayout]:

@@ -28,21 +28,29 @@ from blocktune.kernels.layouts.register_layouts import (
 @cache
 def forward_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes of a block: of its loops, or of the output that changes its layout after them."""
+    return max(loop_bytes(tiles), output_bytes(tiles, tiles.element_bytes))
+
+
+def loop_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes of a block's loops."""
     if tiles.unit == "none":
         return plain_bytes(tiles.block_m, tiles.block_n, tiles.width, tiles.width_v, tiles.element_bytes)
-    loops = {"mma": _mma_bytes, "wgmma": _group_bytes, "tcgen05": _tensor_memory_bytes}[tiles.unit](tiles)
-    return max(loops, output_bytes(tiles))
+    return {"mma": _mma_bytes, "wgmma": _group_bytes, "tcgen05": _tensor_memory_bytes}[tiles.unit](tiles)
 
 
 def most_forward_bytes(tiles: ForwardTiles) -> int:
     """Return an upper bound of `forward_bytes`: with what aligns tiles, barriers, and the rows' factors."""
-    taken = forward_bytes(tiles)
+    return forward_bytes(tiles) + uncertain_bytes(tiles)
+
+
+def uncertain_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes of what aligns tiles, of barriers, and of the rows' factors, which may be there or not."""
     if tiles.unit == "none":
-        return taken + tiles.block_m * FLOAT32_BYTES * tiles.split
+        return tiles.block_m * FLOAT32_BYTES * tiles.split
     if tiles.unit == "tcgen05":
         read = tiles.q_bytes + tiles.k_bytes + tiles.v_bytes if tiles.one_product else 0
-        return taken + TILE_ALIGNMENT_BYTES + read
-    return taken + 2 * BARRIER_BYTES * (tiles.unit == "mma" and tiles.num_stages == 1)
+        return TILE_ALIGNMENT_BYTES + read
+    return 2 * BARRIER_BYTES * (tiles.unit == "mma" and tiles.num_stages == 1)
 
 
 def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_bytes: int) -> int:
@@ -81,7 +89,7 @@ def keys_bytes(tiles: ForwardTiles) -> int:
 def scores_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes through which scores and a mask's tile meet in one layout, if loads do not fill a buffer with
     it, or the words of dropout become pairs: one byte a score."""
-    kept = tiles.block_m * tiles.block_n * tiles.dropout
+    kept = tiles.block_m * tiles.block_n * (tiles.dropout and tiles.unit != "tcgen05")
     if not tiles.mask_element_bytes or tiles.mask_buffer_bytes:
         return kept
     read, scores = _mask_layouts(tiles)
@@ -128,9 +136,9 @@ def _tensor_memory_bytes(tiles: ForwardTiles) -> int:
         buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes) + tiles.mask_buffer_bytes
         return buffers + max(2 * max(tiles.k_bytes, tiles.v_bytes) + barriers, scores_bytes(tiles))
     exchanged = _exchanged_in_tensor_memory(tiles)
-    if tiles.ahead:  # the first K may be gone before the last V comes
-        first = tiles.k_bytes if tiles.num_stages > 1 else 0
-        return tiles.q_bytes + _buffer_bytes(tiles) - first + barriers + (exchanged if tiles.num_stages > 1 else 0)
+    if tiles.ahead:  # the first K is gone before the last V comes
+        last, exchanged = (tiles.v_bytes, exchanged) if tiles.num_stages > 1 else (0, 0)
+        return tiles.q_bytes + _buffer_bytes(tiles) - last + barriers + exchanged
     if tiles.num_stages == 1:
         later = tiles.v_bytes + max(barriers, exchanged)
         return tiles.q_bytes + max(tiles.k_bytes + barriers, later, scores_bytes(tiles))
@@ -152,11 +160,11 @@ def _exchanged_in_tensor_memory(tiles: ForwardTiles) -> int:
     return min(tiles.p_bytes, 4096)
 
 
-def output_bytes(tiles: ForwardTiles) -> int:
-    """Return the bytes through which the output changes its layout when nothing else is there any more."""
+def output_bytes(tiles: ForwardTiles, element_bytes: int) -> int:
+    """Return the bytes through which an output of this type changes its layout when nothing else is there any more."""
     size, num_warps = TileSize(tiles.block_m, tiles.width_v), tiles.num_warps
-    stored = loaded(size, tiles.vector(aligned=tiles.v_aligned), num_warps)
-    return exchange_bytes(_products(tiles, size), stored, 8 * tiles.element_bytes, tiles.cc)
+    stored = loaded(size, VECTOR_BYTES // element_bytes if tiles.v_aligned else 1, num_warps)
+    return exchange_bytes(_products(tiles, size), stored, 8 * element_bytes, tiles.cc)
 
 
 def _products(tiles: ForwardTiles, size: TileSize) -> RegisterLayout:

@@ -25,7 +25,7 @@ from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
-from blocktune.kernels.layouts.forward_bytes import plain_bytes
+from blocktune.kernels.layouts.forward_bytes import loop_bytes, output_bytes, uncertain_bytes
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
     EARLY,
@@ -42,8 +42,6 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
-LOOKED_UP_BYTES = 1024
-"""More than what is exchanged of a cache's lengths and pages in addition to those of a tile."""
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
 query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
@@ -119,33 +117,16 @@ class FlashDecode(AttentionKernel):
         )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q, the buffers of K and V, and P where warps exchange it: read off the allocations of
-        Triton 3.6, equal to nearly all of them for 16-bit types from compute capability 8.0 to 9.0, and never above. In
-        float32 what the forward's tiles in order take."""
-        width, width_v = operand_widths(shape)
-        if limits.mma == "none":
-            return plain_bytes(config.block_m, config.block_n, width, width_v, shape.element_bytes)
-        if shape.element_bytes != 2:
-            return _FORWARD.shared_bytes(_in_order(config), shape, limits)
-        k_bytes, v_bytes = (config.block_n * columns * shape.element_bytes for columns in (width, width_v))
-        # `mma` takes one tile of each to registers
-        whole = product_unit(config, limits) != "mma"
-        depth = config.num_stages - (0 if whole else 1)
-        taking_turns = depth == 0 or config.num_stages == 1
-        buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
-        exchanged = 0 if whole or config.block_m >= width_v else config.block_n
-        loop_bytes = buffers + config.block_m * (width + exchanged) * shape.element_bytes
-        # after the loop a share's output, in float32, takes the place of all other tiles
-        leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
-        return max(loop_bytes, leaving)
+        """Return what the loops of the plain forward take in order, with the places of keys in a cache. After them a
+        share's output leaves in float32."""
+        tiles = _FORWARD.forward_tiles(_in_order(config), shape, limits)
+        leaving = FLOAT32_BYTES if config.parameters["splits"] > 1 else shape.element_bytes
+        loop = loop_bytes(tiles) + looked_up_bytes(config, shape) * (limits.mma != "none")
+        return max(loop, output_bytes(tiles, leaving))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        looked_up = looked_up_bytes(config, shape)
-        if shape.element_bytes != 2:
-            return _FORWARD.most_shared_bytes(_in_order(config), shape, limits) + looked_up
-        k_bytes, v_bytes = (config.block_n * columns * shape.element_bytes for columns in operand_widths(shape))
-        whole_k = max(0, k_bytes - v_bytes) if config.num_stages == 1 else 0
-        return self.shared_bytes(config, shape, limits) + whole_k + looked_up
+        tiles = _FORWARD.forward_tiles(_in_order(config), shape, limits)
+        return self.shared_bytes(config, shape, limits) + uncertain_bytes(tiles)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _FORWARD.tensor_memory_columns(_in_order(config), shape, limits)
@@ -225,10 +206,11 @@ class FlashDecode(AttentionKernel):
 
 
 def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return at most what the places of keys in a cache and the scales of its tokens take in addition to the tiles."""
-    features = shape.features
-    numbers = (features.page_size > 0) + 2 * features.token_scales
-    return (numbers * config.num_stages * config.block_n * FLOAT32_BYTES + LOOKED_UP_BYTES) * features.cached
+    """Return the bytes of buffers with the pages that keys are in, one a tile or one a key, and with the scales of
+    tokens."""
+    features, n = shape.features, config.block_n
+    pages = (n if n > features.page_size else 1) * (features.page_size > 0)
+    return (config.num_stages - 1) * (pages + 2 * n * features.token_scales) * FLOAT32_BYTES
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:
