@@ -83,7 +83,7 @@ def _mma_bytes(tiles: PassTiles) -> int:
 
 def _keeps_two(tiles: PassTiles) -> bool:
     """Return whether ds is in shared memory in two layouts, for dk and for the share of dq."""
-    features = tiles.mask_element_bytes == 1 or tiles.mask_buffer_bytes > 0 or tiles.dropout
+    features = tiles.mask_element_bytes == 1 or tiles.dropout
     by_mma = tiles.sums_unit == "mma" and tiles.by_columns and features
     return tiles.adds and (tiles.sums_unit == "tcgen05" or by_mma)
 

@@ -38,6 +38,15 @@ class RegisterLayout:
 
         return RegisterLayout(self.elements, turn(self.registers), turn(self.lanes), turn(self.warps))
 
+    @property
+    def joined(self) -> "RegisterLayout":
+        """The layout of a tile whose even and odd columns are two of this one."""
+
+        def wide(places: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(2 * place for place in places)
+
+        return RegisterLayout(2 * self.elements, (1, *wide(self.registers)), wide(self.lanes), wide(self.warps))
+
 
 @dataclass(frozen=True, slots=True)
 class TileSize:

@@ -42,6 +42,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
+ADDRESS_BYTES = 8
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
 query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
@@ -126,7 +127,8 @@ class FlashDecode(AttentionKernel):
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         tiles = _FORWARD.forward_tiles(_in_order(config), shape, limits)
-        return self.shared_bytes(config, shape, limits) + uncertain_bytes(tiles)
+        more = uncertain_bytes(tiles) + more_pages_bytes(config, shape, limits)
+        return self.shared_bytes(config, shape, limits) + more
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _FORWARD.tensor_memory_columns(_in_order(config), shape, limits)
@@ -211,6 +213,19 @@ def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
     features, n = shape.features, config.block_n
     pages = (n if n > features.page_size else 1) * (features.page_size > 0)
     return (config.num_stages - 1) * (pages + 2 * n * features.token_scales) * FLOAT32_BYTES
+
+
+def more_pages_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Return the bytes of pages that may come on top, where a tile has several: a second buffer, if rows of keys and
+    of values are of different widths, or what takes addresses to other threads where nothing else is exchanged."""
+    copied = config.num_stages > 1 and limits.mma != "none"
+    if not copied or not 0 < shape.features.page_size < config.block_n:
+        return 0
+    width, width_v = operand_widths(shape)
+    if width != width_v:
+        return (config.num_stages - 1) * config.block_n * FLOAT32_BYTES
+    exchanged = product_unit(config, limits) == "mma" and config.block_m < width_v
+    return 0 if exchanged else config.block_n * ADDRESS_BYTES
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:

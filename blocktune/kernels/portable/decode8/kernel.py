@@ -13,17 +13,16 @@ from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.portable.decode.kernel import FlashDecode, looked_up_bytes
+from blocktune.kernels.layouts.forward_tiles import TILE_ALIGNMENT_BYTES
+from blocktune.kernels.portable.decode.kernel import FlashDecode, more_pages_bytes
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch
+from blocktune.kernels.portable.decode8.shared_memory import cached_bytes, exchanged_bytes
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES, flash_decode8_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType
 from blocktune.kernels.values.shape import FP8, AttentionShape
-
-BARRIER_BYTES = 1024
-"""At most, of tcgen05, with what aligns them."""
 
 MOST_STRIDE = 1 << 23
 """Of rows, so that offsets within a tile of 256 are 32 bits wide."""
@@ -75,30 +74,11 @@ class FlashDecode8(FlashDecode):
         return super().layout_problem(q, k, v)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q, the buffers of K and V, which are of 8 bits until they are in registers, and P where
-        warps exchange it: read off the allocations of Triton 3.6, and never above them."""
-        width, width_v = operand_widths(shape)
-        whole, depth = _whole_and_depth(config, limits)
-        k_bytes, v_bytes, p_bytes = (
-            config.block_n * width,
-            config.block_n * width_v,
-            _exchanged_bytes(config, shape, limits),
-        )
-        loop_bytes = depth * (k_bytes + v_bytes) + p_bytes
-        if config.num_stages == 1:  # they take turns
-            loop_bytes = max(k_bytes, v_bytes, p_bytes)
-        # after the loop a share's output, in float32, takes the place of all other tiles
-        leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
-        return max(config.block_m * width * shape.element_bytes + loop_bytes, leaving)
+        return cached_bytes(config, shape, limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return an upper bound: products of whole tiles read keys and values of 16 bits from shared memory, with the
-        barriers of tcgen05."""
-        least_bytes, (whole, _) = self.shared_bytes(config, shape, limits), _whole_and_depth(config, limits)
-        least_bytes += looked_up_bytes(config, shape)
-        if not whole:
-            return least_bytes
-        return least_bytes + config.block_n * sum(operand_widths(shape)) * shape.element_bytes + BARRIER_BYTES
+        """Return the bytes with what aligns tiles."""
+        return self.shared_bytes(config, shape, limits) + TILE_ALIGNMENT_BYTES + more_pages_bytes(config, shape, limits)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
         """Return the tiles of the packed rows of a group, with keys and values of 8 bits as `shared_bytes` counts
@@ -109,7 +89,7 @@ class FlashDecode8(FlashDecode):
         softmax = softmax_tiles(m, n, width_v, shape.element_bytes)
         if config.num_stages == 1:
             keys = [shared_tile("K or V, in turns", n, max(width, width_v), 1)]
-        elif _exchanged_bytes(config, shape, limits):
+        elif exchanged_bytes(config, shape, limits):
             softmax = tuple(shared_tile("P", m, n, 2) if tile.name == "P" else tile for tile in softmax)
         leaving = m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
         tiles = (shared_tile("Q", m, width, shape.element_bytes), *keys, *softmax)
@@ -136,10 +116,3 @@ def _whole_and_depth(config: KernelConfig, limits: ComputeLimits) -> tuple[bool,
     of each to registers."""
     whole = product_unit(config, limits) != "mma"
     return whole, config.num_stages - (0 if whole else 1)
-
-
-def _exchanged_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Return the bytes of P where warps exchange it: each of the two products with values has half of the columns."""
-    whole, _ = _whole_and_depth(config, limits)
-    in_rows = config.block_m >= operand_widths(shape)[1] // 2
-    return 0 if whole or in_rows else config.block_m * config.block_n * shape.element_bytes
