@@ -120,7 +120,7 @@ def _tensor_memory_bytes(tiles: PassTiles) -> int:
 def _tensor_memory_turns_bytes(tiles: PassTiles) -> int:
     """Return the bytes of one stage, where rows come when they are needed."""
     early = tiles.over_keys and (tiles.mask_element_bytes > 1 or tiles.adds)
-    late = max(BARRIER_BYTES, 0 if early else mask_read_bytes(tiles), tiles.kept_bytes * tiles.over_keys)
+    late = max(BARRIER_BYTES, 0 if early else mask_read_bytes(tiles), tiles.kept_bytes)
     exchanged = tiles.scores_bytes * tiles.adds + BARRIER_BYTES
     first = max(tiles.second_bytes + late, mask_bytes(tiles), exchanged)
     return max(tiles.first_bytes + first, sums_bytes(tiles))

@@ -76,8 +76,10 @@ class PassTiles:
 
     @property
     def kept_bytes(self) -> int:
-        """The pairs that dropout keeps, on their way between threads: one byte a score."""
-        return self.owned * self.walked * self.dropout
+        """The pairs that dropout keeps, on their way between threads: one byte a score. Threads that have whole rows of
+        scores, as with `tcgen05` in a pass over queries, make them where they are."""
+        there = self.products_unit == "tcgen05" and not self.over_keys
+        return self.owned * self.walked * (self.dropout and not there)
 
     @property
     def values_bytes(self) -> int:
