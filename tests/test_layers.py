@@ -28,6 +28,7 @@ TIERS = {
         ("values",),
         ("files",),
         ("hardware",),
+        ("layouts",),
         ("base",),
         ("portable",),
         ("hopper", "historical"),

@@ -1,6 +1,6 @@
 """Compares the shared memory that kernels predict with what the compiler allocates, in random cases.
 
-PYTHONPATH=. python -P -m tools.checks.shared_draw --cases 3000 --seconds 3600 --out shared_draw.jsonl
+PYTHONPATH=. python -P -m tools.checks.shared_draw --cases 3000 --first 0 --seconds 3600 --out shared_draw.jsonl
 
 A case is a kernel, a config of it, a shape that it computes and an architecture; its number is its seed. Nothing is
 drawn by whether it fits, so that a rule which drops a config that fits is found. Every case compiles in a process of
@@ -175,6 +175,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=3000)
+    parser.add_argument(
+        "--first", type=int, default=0, help="the number of the first case; later ones are not yet seen"
+    )
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
@@ -183,7 +186,7 @@ def main() -> int:
     rows = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []
     known, begun = {one["case"] for one in rows}, time.monotonic()
     with asked.out.open("a") as file:
-        for number in range(asked.cases):
+        for number in range(asked.first, asked.first + asked.cases):
             if number in known:
                 continue
             if time.monotonic() - begun > asked.seconds:

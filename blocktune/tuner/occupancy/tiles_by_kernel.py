@@ -16,6 +16,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.occupancy.forward_tiles import on_chip
 
+MOVED = "tiles on their way between threads"
+"""What shared memory has besides the tiles of a list: one that changes its layout, and barriers."""
+
 
 def on_chip_of(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
@@ -24,7 +27,12 @@ def on_chip_of(
     found = kernel.own_tiles(config, shape, limits) or _ordinary(kernel, config, shape, limits)
     if found is None:
         return None
-    return replace(found, tiles=(*found.tiles, *kernel.further_tiles(config, shape, limits)))
+    whole = replace(found, tiles=(*found.tiles, *kernel.further_tiles(config, shape, limits)))
+    needed = kernel.launch_bytes(config, shape, limits)
+    if needed <= whole.shared_bytes:
+        return whole
+    moved = shared_tile(MOVED, needed - whole.bytes_in(ChipMemory.SHARED_MEMORY), 1, 1)
+    return replace(whole, tiles=(*whole.tiles, moved))
 
 
 def _ordinary(

@@ -145,12 +145,11 @@ class FlashBackwardFused(FlashBackward):
         """Return what it takes to add a tile's share of dQ; without the copy engine dQ takes the place of other
         tiles."""
         width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
-        ahead, count = config.num_stages > 1, tf32_tiles(shape)
+        keys, ahead = _key_tiles(config, shape, limits), config.num_stages > 1
+        listed = keys.products_unit == "mma" and n < width  # by every pass over keys
         tiles = {
-            shared_tile("K, for dQ", n, width, shape.element_bytes, count): keys_again(
-                _key_tiles(config, shape, limits)
-            ),
-            shared_tile("dS", n, m, shape.element_bytes): ahead and shape.element_bytes == 2,
+            shared_tile("K, for dQ", n, width, shape.element_bytes, tf32_tiles(shape)): keys_again(keys),
+            shared_tile("dS", n, m, shape.element_bytes): ahead and shape.element_bytes == 2 and not listed,
             shared_tile("dQ on its way out", m, width, FLOAT32_BYTES): ahead and copies(config),
         }
         return tuple(tile for tile, there in tiles.items() if there)

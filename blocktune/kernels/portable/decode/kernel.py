@@ -26,6 +26,7 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.layouts.forward_bytes import loop_bytes, output_bytes, uncertain_bytes
+from blocktune.kernels.layouts.forward_tiles import ForwardTiles
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
     EARLY,
@@ -120,14 +121,12 @@ class FlashDecode(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return what the loops of the plain forward take in order, with the places of keys in a cache. After them a
         share's output leaves in float32."""
-        tiles = _FORWARD.forward_tiles(_in_order(config), shape, limits)
-        leaving = FLOAT32_BYTES if config.parameters["splits"] > 1 else shape.element_bytes
+        tiles = _tiles(config, shape, limits)
         loop = loop_bytes(tiles) + looked_up_bytes(config, shape) * (limits.mma != "none")
-        return max(loop, output_bytes(tiles, leaving))
+        return max(loop, output_bytes(tiles, _output_element_bytes(config, shape)))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        tiles = _FORWARD.forward_tiles(_in_order(config), shape, limits)
-        more = uncertain_bytes(tiles) + more_pages_bytes(config, shape, limits)
+        more = uncertain_bytes(_tiles(config, shape, limits)) + more_pages_bytes(config, shape, limits)
         return self.shared_bytes(config, shape, limits) + more
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -161,7 +160,7 @@ class FlashDecode(AttentionKernel):
         softmax = softmax_tiles(m, n, width_v, short)
         if not whole and m < width_v:
             softmax = tuple(shared_tile("P", m, n, short) if tile.name == "P" else tile for tile in softmax)
-        leaving = m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+        leaving = output_bytes(_tiles(config, shape, limits), _output_element_bytes(config, shape))
         tiles = (shared_tile("Q", m, width, short), *keys, *softmax)
         return OnChip(tiles=tiles, leaving_bytes=leaving, num_warps=config.num_warps)
 
@@ -205,6 +204,15 @@ class FlashDecode(AttentionKernel):
 
     def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode_launch(config, shape, batch_invariant=True)
+
+
+def _tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+    return _FORWARD.forward_tiles(_in_order(config), shape, limits)
+
+
+def _output_element_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return the bytes of an element of what a program writes: a share of the output is of float32."""
+    return FLOAT32_BYTES if config.parameters["splits"] > 1 else shape.element_bytes
 
 
 def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, SWIZZLE_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.flash_kernel import SWIZZLE_BYTES, operand_widths, product_unit
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
@@ -18,7 +18,7 @@ from blocktune.kernels.portable.decode.kernel import FlashDecode, more_pages_byt
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch
-from blocktune.kernels.portable.decode8.shared_memory import cached_bytes, exchanged_bytes
+from blocktune.kernels.portable.decode8.shared_memory import cached_bytes, exchanged_bytes, leaving_bytes
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES, flash_decode8_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType
@@ -84,16 +84,15 @@ class FlashDecode8(FlashDecode):
         """Return the tiles of the packed rows of a group, with keys and values of 8 bits as `shared_bytes` counts
         them."""
         m, n, (width, width_v) = config.block_m, config.block_n, operand_widths(shape)
-        whole, depth = _whole_and_depth(config, limits)
+        depth = config.num_stages - 1
         keys = [shared_tile("K", n, width, 1, depth), shared_tile("V", n, width_v, 1, depth)]
         softmax = softmax_tiles(m, n, width_v, shape.element_bytes)
         if config.num_stages == 1:
             keys = [shared_tile("K or V, in turns", n, max(width, width_v), 1)]
         elif exchanged_bytes(config, shape, limits):
             softmax = tuple(shared_tile("P", m, n, 2) if tile.name == "P" else tile for tile in softmax)
-        leaving = m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
         tiles = (shared_tile("Q", m, width, shape.element_bytes), *keys, *softmax)
-        return OnChip(tiles=tiles, leaving_bytes=leaving, num_warps=config.num_warps)
+        return OnChip(tiles=tiles, leaving_bytes=leaving_bytes(config, shape, limits), num_warps=config.num_warps)
 
     @cached_property
     def source_hash(self) -> str:
@@ -109,10 +108,3 @@ class FlashDecode8(FlashDecode):
 
     def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode8_launch(config, shape, batch_invariant=True)
-
-
-def _whole_and_depth(config: KernelConfig, limits: ComputeLimits) -> tuple[bool, int]:
-    """Return whether a warpgroup multiplies whole tiles, and the buffers of K, and as many of V: `mma` takes one tile
-    of each to registers."""
-    whole = product_unit(config, limits) != "mma"
-    return whole, config.num_stages - (0 if whole else 1)

@@ -24,7 +24,7 @@ def cached_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLim
     width, _ = operand_widths(shape)
     queries = config.block_m * width * shape.element_bytes + looked_up_bytes(config, shape)
     loop = _mma_bytes if product_unit(config, limits) == "mma" else _whole_bytes
-    return max(queries + loop(config, shape, limits), _output_bytes(config, shape, limits))
+    return max(queries + loop(config, shape, limits), leaving_bytes(config, shape, limits))
 
 
 def exchanged_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
@@ -62,7 +62,7 @@ def _whole_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLim
     return buffers + keys + values + PRODUCTS_BARRIERS_BYTES
 
 
-def _output_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+def leaving_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Return the bytes through which the output, joined of its halves, changes its layout; a share's is float32."""
     element_bytes = FLOAT32_BYTES if config.parameters["splits"] > 1 else shape.element_bytes
     columns, num_warps, unit = operand_widths(shape)[1], config.num_warps, product_unit(config, limits)
