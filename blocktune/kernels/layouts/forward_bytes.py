@@ -16,6 +16,7 @@ from blocktune.kernels.layouts.forward_tiles import (
     ForwardTiles,
 )
 from blocktune.kernels.layouts.register_layouts import (
+    WARP_LANES,
     RegisterLayout,
     TileSize,
     loaded,
@@ -34,7 +35,7 @@ def forward_bytes(tiles: ForwardTiles) -> int:
 def loop_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes of a block's loops."""
     if tiles.unit == "none":
-        return plain_bytes(tiles.block_m, tiles.block_n, tiles.width, tiles.width_v, tiles.element_bytes)
+        return _plain_bytes(tiles)
     return {"mma": _mma_bytes, "wgmma": _group_bytes, "tcgen05": _tensor_memory_bytes}[tiles.unit](tiles)
 
 
@@ -53,15 +54,18 @@ def uncertain_bytes(tiles: ForwardTiles) -> int:
     return 2 * BARRIER_BYTES * (tiles.unit == "mma" and tiles.num_stages == 1)
 
 
-def plain_bytes(block_m: int, block_n: int, width: int, width_v: int, element_bytes: int) -> int:
+def _plain_bytes(tiles: ForwardTiles) -> int:
     """Return the shared memory of plain multiply-adds: operands pass through it as float32, Q for the whole loop.
 
     What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and stays there while V
-    comes; 16-bit ones are converted one after the other.
+    comes; 16-bit ones are converted one after the other. Where a row of V is as wide as all threads load at a time,
+    they have what they multiply.
     """
-    q, p = block_m * width * FLOAT32_BYTES, block_m * block_n * FLOAT32_BYTES
-    k, v = block_n * width * FLOAT32_BYTES, block_n * width_v * FLOAT32_BYTES
-    return q + (max(k, p + v) if element_bytes == FLOAT32_BYTES else max(k, p, v))
+    ratio = FLOAT32_BYTES // tiles.element_bytes
+    q, k, p, v = (ratio * size for size in (tiles.q_bytes, tiles.k_bytes, tiles.p_bytes, tiles.v_bytes))
+    loaded_columns = VECTOR_BYTES // tiles.element_bytes * WARP_LANES * tiles.num_warps
+    v *= tiles.width_v < loaded_columns
+    return q + (max(k, p + v) if tiles.split else max(k, p, v))
 
 
 def _mma_bytes(tiles: ForwardTiles) -> int:

@@ -27,7 +27,7 @@ class PassTiles:
     width, width_v: columns of a row of queries or keys, and of values or their gradients.
     mask_element_bytes: of a mask tensor, 0 without one. mask_copied: whether loads may fill buffers with its tiles.
     mask_aligned: whether Triton knows that its rows begin at multiples of 16 elements.
-    dropout: whether pairs are dropped.
+    dropout, softcap: whether pairs are dropped, and whether scores are bent.
     adds, copies: whether it makes and adds its share of dq, and whether the copy engine adds it.
     one_more_loop: whether some tiles are walked in a loop of one stage.
     """
@@ -46,6 +46,7 @@ class PassTiles:
     mask_copied: bool = False
     mask_aligned: bool = True
     dropout: bool = False
+    softcap: bool = False
     adds: bool = False
     copies: bool = False
     one_more_loop: bool = False
@@ -144,7 +145,8 @@ def mask_bytes(tiles: PassTiles) -> int:
         return 0
     (read, scores), bits = _mask_layouts(tiles), 8 * FLOAT32_BYTES
     in_memory = tiles.products_unit == "tcgen05"
-    if tiles.mask_element_bytes == 1 and in_memory and not (tiles.mask_aligned or tiles.dropout):
+    met_at_mask = tiles.softcap or (tiles.over_keys and not tiles.dropout)
+    if tiles.mask_element_bytes == 1 and in_memory and met_at_mask and not tiles.mask_aligned:
         return max(taken, exchange_bytes(scores, read, bits, tiles.cc))
     if tiles.mask_element_bytes > 1 and tiles.over_keys and not in_memory:
         return max(taken, exchange_bytes(read, scores, bits, tiles.cc))

@@ -40,6 +40,7 @@ def query_pass(constants: Options, num_warps: int, shape: AttentionShape, limits
         mask_copied=element_bytes == FLOAT32_BYTES or (mask_aligned and not constants.RAGGED),
         mask_aligned=mask_aligned,
         dropout=shape.features.dropout,
+        softcap=shape.features.softcap,
     )
 
 

@@ -24,7 +24,7 @@ from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
-from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
 from blocktune.kernels.layouts.forward_bytes import loop_bytes, output_bytes, uncertain_bytes
 from blocktune.kernels.layouts.forward_tiles import ForwardTiles
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
@@ -225,15 +225,16 @@ def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
 
 def more_pages_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Return the bytes of pages that may come on top, where a tile has several: a second buffer, if rows of keys and
-    of values are of different widths, or what takes addresses to other threads where nothing else is exchanged."""
+    of values are of different widths and fewer than threads, or what takes addresses to other threads where nothing
+    else is exchanged."""
     copied = config.num_stages > 1 and limits.mma != "none"
     if not copied or not 0 < shape.features.page_size < config.block_n:
         return 0
     width, width_v = operand_widths(shape)
-    if width != width_v:
+    if width != width_v and config.block_n < WARP_SIZE * config.num_warps:
         return (config.num_stages - 1) * config.block_n * FLOAT32_BYTES
-    exchanged = product_unit(config, limits) == "mma" and config.block_m < width_v
-    return 0 if exchanged else config.block_n * ADDRESS_BYTES
+    alone = product_unit(config, limits) == "mma" and config.block_m >= width_v
+    return config.block_n * ADDRESS_BYTES * alone
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:
