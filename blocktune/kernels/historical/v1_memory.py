@@ -34,8 +34,10 @@ def round_trip_bytes(config: KernelConfig, shape: AttentionShape, limits: Comput
 def most_round_trip_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Return the bytes at most: with tensor memory a tile may be moved for its alignment, and one product of TF32
     numbers reads queries from shared memory."""
-    taken = round_trip_bytes(config, shape, limits)
-    if product_unit(config, limits) != "tcgen05":
+    taken, unit = round_trip_bytes(config, shape, limits), product_unit(config, limits)
+    if unit == "none" and shape.element_bytes == FLOAT32_BYTES:  # the rows' factors change their layout next to P
+        return taken + config.block_m * FLOAT32_BYTES
+    if unit != "tcgen05":
         return taken
     if shape.element_bytes == FLOAT32_BYTES:
         return max(taken, one_product_bytes(config, shape, limits)) if is_one_product(shape.dtype) else taken

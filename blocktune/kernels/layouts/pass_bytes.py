@@ -21,7 +21,7 @@ def pass_bytes(tiles: PassTiles) -> int:
     loop = _loop_bytes(tiles)
     if tiles.one_more_loop:
         loop = max(loop, _loop_bytes(replace(tiles, num_stages=1)))
-    return tiles.owned_bytes + _second_keys_bytes(tiles) + loop
+    return tiles.owned_bytes + tiles.keys_bytes * keys_again(tiles) + loop
 
 
 def most_pass_bytes(tiles: PassTiles) -> int:
@@ -53,15 +53,6 @@ def keys_again(tiles: PassTiles) -> bool:
     instruction than the others."""
     split = tiles.element_bytes == FLOAT32_BYTES and tiles.unit != "none"
     return tiles.adds and (split or (tiles.sums_unit == "mma") is not (tiles.products_unit == "mma"))
-
-
-def _second_keys_bytes(tiles: PassTiles) -> int:
-    """Return the bytes of that K; `wgmma` and `tcgen05` read it at a multiple of 1 KiB."""
-    if not keys_again(tiles):
-        return 0
-    beside = tiles.products_unit == "mma" and not tiles.mask_buffer_bytes
-    moved = -tiles.values_bytes % TILE_ALIGNMENT_BYTES if beside else 0
-    return tiles.keys_bytes + moved
 
 
 def _mma_bytes(tiles: PassTiles) -> int:
@@ -109,7 +100,7 @@ def _tensor_memory_bytes(tiles: PassTiles) -> int:
     copied = sums * tiles.copies
     beside = max(mask_bytes(tiles), tiles.kept_bytes, sums - copied)
     if tiles.adds and tiles.sums_unit == "mma":
-        return tiles.buffer_bytes + copied + max(exchanged + 2 * BARRIER_BYTES, beside)
+        return tiles.buffer_bytes + copied + max(exchanged + BARRIER_BYTES, beside)
     again, barriers = tiles.first_bytes, QUERY_BARRIERS_BYTES
     if tiles.over_keys:
         again, barriers = tiles.first_bytes + tiles.second_bytes, KEY_BARRIERS_BYTES

@@ -9,9 +9,7 @@ accumulates in registers. `mma` takes all operands from registers, so K and V pa
 earlier. `tcgen05` keeps the accumulator and the probabilities in tensor memory. Without tensor cores every operand is
 spread over the threads through shared memory, as float32, at the moment it is needed.
 
-The sum of the shared tiles is what the compiler allocates for `wgmma`, without tensor cores, and nearly always for
-`mma`; else it may allocate more, for conversions between layouts (notes/models/shared_memory.md has figures). Barriers
-are not counted.
+Tiles that change their layout, and barriers, are not listed (notes/models/shared_memory.md says what they take).
 """
 
 from dataclasses import replace
@@ -105,7 +103,10 @@ def _keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) ->
         return [_key_tile("V, after K piece by piece", width_v, 1, config, shape)]
     if config.num_stages == 1 and _in_order(config):
         return [_key_tile("K or V, in turns", max(width, width_v), 1, config, shape)]
-    return [_key_tile(name, columns, buffers, config, shape) for name, columns in named]
+    tiles = [_key_tile(name, columns, buffers, config, shape) for name, columns in named]
+    if unit == "tcgen05" and config.num_stages > 1 and not _in_order(config):  # one V fewer
+        tiles[1] = replace(tiles[1], count=buffers - 1)
+    return tiles
 
 
 def _turns(config: KernelConfig, shape: AttentionShape) -> ChipTile:

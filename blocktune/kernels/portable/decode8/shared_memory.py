@@ -15,6 +15,8 @@ from blocktune.kernels.values.shape import AttentionShape
 
 PAIR_BYTES = 2
 """Of two neighbouring numbers, and of one that is converted."""
+NARROWEST = 16
+"""Columns of V."""
 KEY_VECTOR_BYTES = VECTOR_BYTES // 2, VECTOR_BYTES
 """Of keys that a thread loads at a time: which of these depends on the head dimension."""
 
@@ -38,11 +40,13 @@ def _by_columns(config: KernelConfig, shape: AttentionShape) -> bool:
 
 
 def _mma_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Return the buffers that loads fill ahead next to P; of one stage K on its way to registers, V and P in turns."""
+    """Return the buffers that loads fill ahead next to P; of one stage K on its way to registers, V and P in turns. A
+    thread would copy too little of the narrowest V, which comes when it is needed."""
     width, width_v = operand_widths(shape)
     probabilities, n = exchanged_bytes(config, shape, limits), config.block_n
     if config.num_stages > 1:
-        return (config.num_stages - 1) * n * (width + width_v) + probabilities
+        ahead = (config.num_stages - 1) * n
+        return ahead * width + (n if width_v == NARROWEST else ahead) * width_v + probabilities
     size = TileSize(n, width // PAIR_BYTES)
     came = (loaded(size, vector_bytes // PAIR_BYTES, config.num_warps) for vector_bytes in KEY_VECTOR_BYTES)
     wanted = turned_operand(size, config.num_warps, PAIR_BYTES, by_columns=_by_columns(config, shape))
