@@ -193,10 +193,10 @@ class FlashForwardGeneral(AttentionKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return what the loops of the plain kernel take in order, with a mask and the pairs that dropout keeps."""
-        return forward_bytes(_tiles(config, shape, limits))
+        return max(forward_bytes(tiles) for tiles in _loops(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return most_forward_bytes(_tiles(config, shape, limits))
+        return max(most_forward_bytes(tiles) for tiles in _loops(config, shape, limits))
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _DENSE.tensor_memory_columns(_in_order(config), shape, limits)
@@ -248,14 +248,17 @@ class FlashForwardGeneral(AttentionKernel):
         return hash_of_sources(flash_fwd_general_kernel)
 
 
-def _tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ForwardTiles:
+def _loops(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[ForwardTiles, ...]:
+    """Return the tiles of the loop over whole tiles, and those of a loop at the end of the keys."""
     features = shape.features
-    return replace(
+    tiles = replace(
         _DENSE.forward_tiles(_in_order(config), shape, limits),
         mask_element_bytes=mask_element_bytes(shape),
         mask_aligned=shape.seqlen_k % KNOWN_ALIGNMENT == 0,
         dropout=features.dropout,
     )
+    ragged = shape.seqlen_k % config.block_n != 0 or features.varlen
+    return (tiles, replace(tiles, mask_checked=True)) if ragged else (tiles,)
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:
