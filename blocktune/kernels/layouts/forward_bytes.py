@@ -5,6 +5,7 @@ from functools import cache
 from blocktune.kernels.layouts.exchange import exchange_bytes
 from blocktune.kernels.layouts.forward_tiles import (
     BARRIER_BYTES,
+    EXCHANGED_AT_ONCE_BYTES,
     FACTOR_BYTES,
     FLOAT32_BYTES,
     GROUP_WARPS,
@@ -134,24 +135,34 @@ def _buffer_bytes(tiles: ForwardTiles) -> int:
 
 
 def _tensor_memory_bytes(tiles: ForwardTiles) -> int:
-    """Return the bytes with `tcgen05`, whose products end at barriers. Float32 queries are in tensor memory."""
-    barriers = max(tiles.barrier_bytes, BARRIER_BYTES)
+    """Return the bytes with `tcgen05`, whose products end at barriers."""
     if tiles.split:
-        buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes) + tiles.mask_buffer_bytes
-        return buffers + max(2 * max(tiles.k_bytes, tiles.v_bytes) + barriers, scores_bytes(tiles))
-    exchanged = _exchanged_in_tensor_memory(tiles)
-    if tiles.ahead:  # the first K is gone before the last V comes
-        last, exchanged = (tiles.v_bytes, exchanged) if tiles.num_stages > 1 else (0, 0)
-        return tiles.q_bytes + _buffer_bytes(tiles) - last + barriers + exchanged
-    if tiles.num_stages == 1:
-        later = tiles.v_bytes + max(barriers, exchanged)
-        return tiles.q_bytes + max(tiles.k_bytes + barriers, later, scores_bytes(tiles))
-    factors = FACTOR_BYTES if tiles.num_warps > GROUP_WARPS and tiles.block_m <= TENSOR_MEMORY_ROWS else 0
-    beside = max(factors if tiles.k_depth else 0, scores_bytes(tiles))
-    # the product with V goes on while the next V comes
+        return _split_tensor_memory_bytes(tiles)
+    barriers, exchanged = max(tiles.barrier_bytes, BARRIER_BYTES), _exchanged_in_tensor_memory(tiles)
+    if tiles.num_stages > 1 and not tiles.ahead:
+        return tiles.q_bytes + _staged_bytes(tiles)
+    if tiles.num_stages > 1:  # the first K is gone before the last V comes
+        return tiles.q_bytes + _buffer_bytes(tiles) - tiles.v_bytes + barriers + exchanged
+    if tiles.ahead:
+        return tiles.q_bytes + tiles.k_bytes + tiles.v_bytes + barriers
+    later = tiles.v_bytes + max(barriers, exchanged)
+    return tiles.q_bytes + max(tiles.k_bytes + barriers, later, scores_bytes(tiles))
+
+
+def _split_tensor_memory_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes of float32, whose queries are in tensor memory."""
+    buffers = (tiles.num_stages - 1) * (tiles.k_bytes + tiles.v_bytes) + tiles.mask_buffer_bytes
+    needed = 2 * max(tiles.k_bytes, tiles.v_bytes) + max(tiles.barrier_bytes, BARRIER_BYTES)
+    return buffers + max(needed, scores_bytes(tiles))
+
+
+def _staged_bytes(tiles: ForwardTiles) -> int:
+    """Return the bytes besides Q of several stages in order, where the product with V goes on while the next V
+    comes."""
     buffers = max(tiles.k_depth, 1) * tiles.k_bytes + max(tiles.v_depth, 2) * tiles.v_bytes + tiles.mask_buffer_bytes
-    of_products = PRODUCTS_BARRIERS_BYTES if tiles.k_depth or tiles.v_depth else LOCAL_BARRIERS_BYTES
-    return tiles.q_bytes + buffers + tiles.barrier_bytes + of_products + beside
+    barriers = PRODUCTS_BARRIERS_BYTES if tiles.k_depth or tiles.v_depth else LOCAL_BARRIERS_BYTES
+    shared_rows = tiles.k_depth and tiles.num_warps > GROUP_WARPS and tiles.block_m <= TENSOR_MEMORY_ROWS
+    return buffers + tiles.barrier_bytes + barriers + max(FACTOR_BYTES if shared_rows else 0, scores_bytes(tiles))
 
 
 def _exchanged_in_tensor_memory(tiles: ForwardTiles) -> int:
@@ -161,7 +172,7 @@ def _exchanged_in_tensor_memory(tiles: ForwardTiles) -> int:
         return exchange_bytes(*_mask_layouts(tiles), 8 * tiles.element_bytes, tiles.cc)
     if tiles.num_warps <= GROUP_WARPS or tiles.block_m != TENSOR_MEMORY_ROWS:
         return 0
-    return min(tiles.p_bytes, 4096)
+    return min(tiles.p_bytes, EXCHANGED_AT_ONCE_BYTES)
 
 
 def output_bytes(tiles: ForwardTiles, element_bytes: int) -> int:

@@ -20,6 +20,8 @@ PRODUCTS_BARRIERS_BYTES, LOCAL_BARRIERS_BYTES = 32, 24
 """Of the products of `tcgen05` in a loop of several stages, and in one that copies nothing ahead."""
 FACTOR_BYTES = 512
 """In such a loop, of the rows' factors on their way between 8 warps."""
+EXCHANGED_AT_ONCE_BYTES = 4096
+"""Of P, between the same warps."""
 
 
 @dataclass(frozen=True, slots=True)
