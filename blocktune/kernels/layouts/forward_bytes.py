@@ -48,25 +48,28 @@ def most_forward_bytes(tiles: ForwardTiles) -> int:
 def uncertain_bytes(tiles: ForwardTiles) -> int:
     """Return the bytes of what aligns tiles, of barriers, and of the rows' factors, which may be there or not."""
     if tiles.unit == "none":
-        return tiles.block_m * FLOAT32_BYTES * tiles.split
+        return _plain_bytes(tiles, factor_bytes=tiles.block_m * FLOAT32_BYTES) - _plain_bytes(tiles)
     if tiles.unit == "tcgen05":
         read = tiles.q_bytes + tiles.k_bytes + tiles.v_bytes if tiles.one_product else 0
         return TILE_ALIGNMENT_BYTES + read
     return 2 * BARRIER_BYTES * (tiles.unit == "mma" and tiles.num_stages == 1)
 
 
-def _plain_bytes(tiles: ForwardTiles) -> int:
+def _plain_bytes(tiles: ForwardTiles, factor_bytes: int = 0) -> int:
     """Return the shared memory of plain multiply-adds: operands pass through it as float32, Q for the whole loop.
 
     What else is there at one time is K or, after it, P and V. P in float32 needs no conversion and stays there while V
     comes; 16-bit ones are converted one after the other. Where a row of V is as wide as all threads load at a time,
     they have what they multiply.
+
+    Args:
+        factor_bytes: of the rows' factors next to a P that stays.
     """
     ratio = FLOAT32_BYTES // tiles.element_bytes
     q, k, p, v = (ratio * size for size in (tiles.q_bytes, tiles.k_bytes, tiles.p_bytes, tiles.v_bytes))
     loaded_columns = VECTOR_BYTES // tiles.element_bytes * WARP_LANES * tiles.num_warps
     v *= tiles.width_v < loaded_columns
-    return q + (max(k, p + v) if tiles.split else max(k, p, v))
+    return q + (max(k, p + v + factor_bytes) if tiles.split else max(k, p, v))
 
 
 def _mma_bytes(tiles: ForwardTiles) -> int:
