@@ -28,5 +28,5 @@ def strides_of(*tensors: Any) -> tuple[int, ...]:
 
 
 def is_aligned(row_elements: int) -> bool:
-    """Return whether Triton knows how contiguous rows of so many elements are aligned."""
+    """Return whether Triton knows how contiguous rows of a number of elements are aligned."""
     return row_elements % KNOWN_ALIGNMENT == 0

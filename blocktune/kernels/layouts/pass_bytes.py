@@ -94,7 +94,7 @@ def _group_bytes(tiles: PassTiles) -> int:
 
 def _tensor_memory_bytes(tiles: PassTiles) -> int:
     """Return the bytes with `tcgen05`: while one tile is multiplied, the next ones come."""
-    if tiles.num_stages == 1:
+    if tiles.in_turns:
         return _tensor_memory_turns_bytes(tiles)
     sums, exchanged = sums_bytes(tiles), tiles.scores_bytes * tiles.adds
     copied = sums * tiles.copies

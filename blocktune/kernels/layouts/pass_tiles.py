@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from blocktune.kernels.hardware.limits import MatrixUnit
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_tiles import FLOAT32_BYTES, VECTOR_BYTES
+from blocktune.kernels.layouts.forward_tiles import FLOAT32_BYTES, LEAST_COPY_BYTES, VECTOR_BYTES
 from blocktune.kernels.layouts.register_layouts import (
+    WARP_LANES,
     RegisterLayout,
     TileSize,
     loaded,
@@ -97,6 +98,12 @@ class PassTiles:
         """All buffers that loads fill ahead."""
         tiles = (self.num_stages - 1) * (self.first_bytes + self.second_bytes)
         return tiles + self.values_bytes + self.mask_buffer_bytes
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether walked rows come when needed: of one stage, or where a thread would copy too little ahead."""
+        few = max(self.first_bytes, self.second_bytes) < LEAST_COPY_BYTES * WARP_LANES * self.num_warps
+        return self.num_stages == 1 or few
 
     @property
     def products_unit(self) -> MatrixUnit:

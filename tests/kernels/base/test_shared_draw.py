@@ -14,10 +14,12 @@ pytestmark = [
 ]
 SAMPLE = range(0, 3000, 10)
 """Of the 3,000 cases that `tools.checks.shared_draw` draws."""
+NARROW = 11780, 30068, 30271, 30770
+"""Later cases of 16 columns, whose threads copy too little ahead, or whose halves `tcgen05` does not multiply."""
 
 
 @pytest.mark.few(24)
-@pytest.mark.parametrize("number", SAMPLE)
+@pytest.mark.parametrize("number", [*SAMPLE, *NARROW])
 def test_predicted_shared_memory_is_the_compiler_s_or_a_bound_at_most_1_kib_above(number: int) -> None:
     case = DrawnCase.draw(number)
     allocated = max(allocated_by((spec,), case.cc)[0] for spec in case.specs)
