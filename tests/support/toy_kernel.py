@@ -79,7 +79,8 @@ class ToyForward(AttentionKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         del limits
-        return (config.block_m + 2 * config.num_stages * config.block_n) * shape.head_dim * shape.element_bytes
+        buffers = config.num_stages - 1  # of each of K and V
+        return (config.block_m + 2 * buffers * config.block_n) * shape.head_dim * shape.element_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         del shape, limits
