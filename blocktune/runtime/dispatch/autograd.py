@@ -120,6 +120,8 @@ class KernelCall:
         if self.backward is None:
             return self.run(query, key, value, tensors, drawn)
         sinks = None if self._sinks is None else tensors[self._sinks]
+        if self._mask is not None:  # checkpoints compare what is saved with that of the first call
+            tensors = self._with_whole_mask(tensors)
         found = _apply(query, key, value, sinks, (self, tensors, drawn))  # `apply_autograd`, without a call of it
         return found if self.lse else (found, None)
 
@@ -187,11 +189,11 @@ class KernelCall:
         self._backward_replays = (made, *self._backward_replays)
         return outside
 
-    def _with_whole_mask(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _with_whole_mask(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors of one of the calls with a mask [batch or 1, heads or 1, seqlen_q or 1, seqlen_k]. A
         replay needs its address alone."""
         if self._mask is None:
-            return tensors
+            return tuple(tensors)
         place, seqlen_k = self._mask
         return *tensors[:place], mask_of_scores(tensors[place], seqlen_k), *tensors[place + 1 :]
 

@@ -22,6 +22,7 @@ from blocktune.runtime.dispatch import fast_path
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.dispatch.launches import guards
+from blocktune.runtime.dispatch.sdpa_arguments import mask_of_scores
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 
@@ -338,3 +339,14 @@ def test_a_checkpoint_of_plain_rows_finds_the_tensors_of_the_first_call(kernels:
     out = checkpoint(attend, *leaves, use_reentrant=False)
     found = torch.autograd.grad(out, leaves, torch.ones_like(out))
     torch.testing.assert_close(list(found), gradients_of(flash(Dispatcher(ListSource()), causal=causal), leaves)[1:])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1, 1, 1), (QUERIES, 1)])
+def test_a_checkpoint_finds_the_mask_that_all_keys_share(sizes: tuple[int, ...]) -> None:
+    dispatcher, leaves, mask = Dispatcher(ListSource()), three(grad=True), torch.randn(sizes)
+    dispatcher(*leaves, mask_of_scores(mask, KEYS))  # resolves the plans
+    out = checkpoint(dispatcher, *leaves, mask, use_reentrant=False)
+    found = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    wanted = torch.autograd.grad(sdpa(*leaves, mask), leaves, torch.ones_like(out))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
