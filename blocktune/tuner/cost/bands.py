@@ -15,6 +15,7 @@ from typing import Any
 
 from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.kernels.values.text import counted
@@ -89,9 +90,9 @@ def is_decoding(shape: AttentionShape) -> bool:
 
 
 def band_of(kernel: str, shape: Any, device: DeviceSpec) -> Band | None:
-    """Return the band of a kernel's predictions for a shape; None where nothing like it was measured on the device, as
-    for every kernel that is not of attention."""
-    if not isinstance(shape, AttentionShape):
+    """Return the band of a kernel's predictions for a shape; None where nothing like it was measured on the device, and
+    for what is no attention kernel of ours."""
+    if kernel not in KERNELS:
         return None
     bands = _shipped_bands().get(device.key, {})
     return bands.get(BandKey.of(kernel, shape)) or bands.get(BandKey.of(ANY_KERNEL, shape))
@@ -104,7 +105,12 @@ def band_text(kernel: str, shape: Any, device: DeviceSpec) -> str:
         return band.text
     if device.key not in _shipped_bands():
         return "unchecked device"
-    return "unchecked features" if isinstance(shape, AttentionShape) else "unchecked kernel"
+    return "unchecked features" if kernel in KERNELS else "unchecked kernel"
+
+
+def stored_band_text(band: Mapping[str, Any] | None) -> str:
+    """Return a band that a document holds in words; of one without, as before there were any, that it is unchecked."""
+    return "unchecked" if band is None else Band(**band).text
 
 
 def predicted_text(time_us: float | None, kernel: str, shape: Any, device: DeviceSpec) -> str:
