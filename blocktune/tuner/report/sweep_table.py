@@ -1,6 +1,5 @@
 """A sweep as the report shows it: plain values, of which the page computes nothing that Python did not."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from blocktune.db.records.records import Outcome, Trial
@@ -37,7 +36,7 @@ def sweep_table(sweep: Sweep) -> dict[str, Any]:
         "measured_on": trials[-1].created_at.date().isoformat(),
         "ceilings": ceilings(sweep.device, sweep.shape.dtype),
         "terms": {f"{name}_us": words for name, words in terms_of(sweep.shape).items()},
-        "bands": {kernel: band_text(kernel, sweep.shape, sweep.device) for kernel in _kernels(trials)},
+        "bands": {kernel: band_text(kernel, sweep.shape, sweep.device) for kernel in KERNELS},
         "tie_band": TIE_BAND,
         "columns": trial_columns(sweep, trials) | {"layout": numbers},
         "layouts": layouts,
@@ -60,10 +59,6 @@ def explanation(sweep: Sweep) -> str:
     except (KeyError, UsageError):  # parameters of another version of the kernel
         return ""
     return text_of_analysis(analysis)
-
-
-def _kernels(trials: Iterable[Trial]) -> list[str]:
-    return sorted({trial.config.kernel for trial in trials})
 
 
 def _fastest(sweep: Sweep) -> Trial | None:

@@ -69,10 +69,12 @@ BT.trial = (index) => {
   return row;
 };
 
+BT.bandOf = (row) => BT.table.bands[row.kernel] ?? "unchecked kernel";
+
 BT.predicted = (row) => {
   if (row.total_us === null) return "not predicted";
   const off = row.error === null ? "" : `; ${BT.signed(BT.percent(row.error), row.error)} from the measured time`;
-  return `${BT.us(row.total_us)}, ${BT.table.bands[row.kernel]}${off}`;
+  return `${BT.us(row.total_us)}, ${BT.bandOf(row)}${off}`;
 };
 
 BT.label = (row) =>
