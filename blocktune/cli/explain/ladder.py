@@ -72,8 +72,10 @@ def ladder(
 
     from blocktune.tuner.compare.ladder import climb
     from blocktune.tuner.compile_server.farm import CompileFarm
+    from blocktune.tuner.cost.roofline import require_units
     from blocktune.tuner.measure.telemetry import gpu_lock
 
+    require_units(shape.dtype, spec)
     here = is_present(spec)
     file = None if out is None else LadderFile(out, spec, _environment(spec))
     with existing_store(db) as store:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 DEFAULT_WINS = "the default, which a call gets without tuning"
 MORE = "`-v` shows all that is known"
 
-FIRST_BF16 = (8, 0)
-"""Compute capability of the first GPUs with units for bf16: Ampere."""
-
 
 def show_winner(best: "AnyBest", predicted: Predictions, assumed: str = "") -> None:
     """Print the end of a search in six lines."""
@@ -48,7 +45,9 @@ def _print(device: "DeviceSpec", shape: Any, assumed: str, config: str, time: st
 
 def _missing_units(device: "DeviceSpec", shape: Any) -> str:
     """Return that the GPU has no units for the data type; empty where it has."""
-    if getattr(shape, "dtype", "") == "bfloat16" and device.limits.cc < FIRST_BF16:
+    from blocktune.tuner.cost.roofline import has_units
+
+    if not has_units(getattr(shape, "dtype", ""), device):
         return "this GPU has no units for bf16, `--dtype fp16` has"
     return ""
 

@@ -276,12 +276,6 @@ def test_a_gpu_that_is_here_is_measured(tune, fake: FakeTune, monkeypatch: pytes
     assert tune(*RUN, "--device", "a100", "-v").stderr.startswith("no NVIDIA A100-SXM4-80GB in this machine")
 
 
-def test_a_gpu_without_units_for_bfloat16_is_named(tune, fake: FakeTune) -> None:
-    assert "Tesla T4 has no units for bfloat16: --dtype fp16" in tune(*RUN, "--device", "t4").stderr
-    assert "no units" not in tune(*RUN, "--device", "t4", "--dtype", "fp16").stderr
-    assert "no units" not in tune(*RUN, "--device", "a100").stderr
-
-
 def test_a_prediction_shows_no_measured_time(tune, fake: FakeTune, winner) -> None:
     best = winner(
         origin=Origin.PREDICTED, time_us=None, default_time_us=None, paper_time_us=None, speedup_over_default=None
