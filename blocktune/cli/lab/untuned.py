@@ -41,7 +41,7 @@ def calibrate(
     """Fit the expected times of untuned shapes to measurements.
 
     The file holds what recorded sweeps, winners and the trials of a named database say about other shapes, and the
-    constants that predict left-out shapes best. NAME.bands.json beside it holds the error bands of the cost model.
+    constants that predict left-out shapes best. NAME.bands.json gets the error bands of the cost model.
     `blocktune/results/DEVICE.correction.json` and `DEVICE.bands.json` ship with the package.
     Equal measurements give equal bytes.
 
