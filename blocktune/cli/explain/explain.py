@@ -92,7 +92,11 @@ def explain(
     analysis = analyse_choice(chosen, spec)
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
-        more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": text_of_analysis(analysis)}
+        more = {
+            "source": chosen.source,
+            "paper": rival and rival.to_json(analysis),
+            "explanation": text_of_analysis(analysis),
+        }
         print_json(analysis.to_json() | {"shape": problem_json(shape)} | more)
         return
     if flags.assumed():
@@ -123,10 +127,12 @@ class _Rival:
         predicted_us = None if breakdown is None else breakdown.total_us
         return cls(config=choice.request.config, predicted_us=predicted_us, measured_us=choice.measured_us)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, analysis: "Analysis") -> dict[str, Any]:
+        from blocktune.tuner.cost.bands import predicted_json
+
         return {
             "config": self.config.to_json(),
-            "predicted_us": self.predicted_us,
+            **predicted_json(self.predicted_us, self.config.kernel, analysis.shape, analysis.device),
             "measured_us": self.measured_us,
             "problem": self.problem,
         }

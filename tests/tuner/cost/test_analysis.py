@@ -17,6 +17,7 @@ from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, steps_down
+from blocktune.tuner.cost.bands import band_text
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.term_texts import ADVICE, BACKWARD_TERMS, FACTS, TERMS
 from blocktune.tuner.cost.text import text_of_analysis
@@ -129,6 +130,24 @@ def test_a_model_that_is_far_from_the_measurement_explains_nothing(factor: float
     assert (document["prediction"]["binding"] is not None) is document["is_explained"] is is_explained
     for fact in ("Predicted ", "Measured ", "tensor cores (wgmma)", "Limited by registers", "Tiles fill at least"):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "reason"),
+    [
+        ("flash_fwd", H200, "since measured times of such configs may be over 25 %"),
+        ("flash_fwd", device_named("a100"), "since nothing like this was measured on this device"),
+        ("flash_fwd_hopper", H200, ""),
+    ],
+)
+def test_advice_needs_a_narrow_band_or_a_measurement(kernel: str, device: DeviceSpec, reason: str) -> None:
+    found = of_kernel(kernel, SHAPE, device=device)
+    text = text_of_analysis(found)
+    assert f" µs, {band_text(kernel, SHAPE, device)}; " in text.splitlines()[0]
+    assert ("No advice is given, " + reason in text) is bool(reason)
+    assert ("To reduce " in text) is found.gives_advice is found.to_json()["gives_advice"] is not bool(reason)
+    assert found.breakdown is not None
+    assert "To reduce " in text_of_analysis(replace(found, measured_us=found.breakdown.total_us))
 
 
 def test_the_words_name_what_binds_and_what_lifts_it() -> None:
