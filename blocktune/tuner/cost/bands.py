@@ -15,7 +15,6 @@ from typing import Any
 
 from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.kernels.values.text import counted
@@ -92,7 +91,7 @@ def is_decoding(shape: AttentionShape) -> bool:
 def band_of(kernel: str, shape: Any, device: DeviceSpec) -> Band | None:
     """Return the band of a kernel's predictions for a shape; None where nothing like it was measured on the device, and
     for what is no attention kernel of ours."""
-    if kernel not in KERNELS:
+    if not _is_ours(kernel):
         return None
     bands = _shipped_bands().get(device.key, {})
     return bands.get(BandKey.of(kernel, shape)) or bands.get(BandKey.of(ANY_KERNEL, shape))
@@ -105,7 +104,7 @@ def band_text(kernel: str, shape: Any, device: DeviceSpec) -> str:
         return band.text
     if device.key not in _shipped_bands():
         return "unchecked device"
-    return "unchecked features" if kernel in KERNELS else "unchecked kernel"
+    return "unchecked features" if _is_ours(kernel) else "unchecked kernel"
 
 
 def stored_band_text(band: Mapping[str, Any] | None) -> str:
@@ -147,6 +146,12 @@ def bands_from(document: Mapping[str, Any]) -> dict[BandKey, Band]:
         )
         for row in document["bands"]
     }
+
+
+def _is_ours(kernel: str) -> bool:
+    from blocktune.kernels.registry import KERNELS  # with Triton, which help does without
+
+    return kernel in KERNELS
 
 
 @cache
