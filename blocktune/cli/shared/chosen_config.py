@@ -60,7 +60,7 @@ def choose_config(
     """Return the config that the flags name, else the one that a call of this shape would get.
 
     Raises:
-        UsageError: the device has no units for the shape's data type, or a choice is none of the kernel's.
+        UsageError: the device has no units for the shape's data type, or the kernel lacks a choice.
     """
     from blocktune.tuner.cost.roofline import require_units
 

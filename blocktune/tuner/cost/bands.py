@@ -1,7 +1,7 @@
 """Error bands of the cost model: how far measured times were from predicted ones, by kernel and features on a device.
 
 `tune lab calibrate` makes the small file `DEVICE.bands.json` of recorded sweeps (tuner/lab/error_bands.py). Every
-printed prediction has its band beside it, or says what was never measured.
+printed prediction has its band, or says what was never measured.
 
     print(predicted_text(465.1, "flash_fwd_hopper", shape, device))  # 465.1 µs, -11 to +17 %
 """
@@ -30,7 +30,7 @@ FEW_SHAPES = 3
 """A band of fewer shapes is too narrow: the errors of one shape's configs are alike."""
 
 FEW_QUERIES = 16
-"""Up to so few queries a shape is a decoding."""
+"""Most queries of a decoding."""
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 """Data types that one band holds for: their units have one rate."""
