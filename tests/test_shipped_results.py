@@ -20,7 +20,7 @@ from blocktune.runtime.store_reader.sources import JsonConfigs, read_source
 
 ROOT = Path(__file__).parents[1]
 SHIPPED, RECORDED = ROOT / "blocktune" / "results", ROOT / "results"
-COMPUTED = ("results", "replay", "correction", "untuned", "transfer")
+COMPUTED = ("results", "bands", "replay", "correction", "untuned", "transfer")
 """Formats without a commit: winners name the source of their kernel, and the others are computed from sweeps."""
 BEFORE_COMMITS = {
     *(f"h200{part}.bench.json" for part in ("", "-backward-wide", "-decode", "-features", "-passes", "-portable")),

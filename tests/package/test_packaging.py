@@ -85,8 +85,8 @@ def test_nothing_that_ships_imports_the_tools_of_this_repository() -> None:
     assert [path for path in SOURCES if imports.search((ROOT / path).read_text())] == []
 
 
-SHIPPED_KINDS = re.compile(r"[\w-]+(\.(correction|ladder|speed-fuzz))?\.json|[\w-]+\.counters\.csv")
-"""Winners, corrections, ladders, calls next to PyTorch's and counters: what commands and calls read."""
+SHIPPED_KINDS = re.compile(r"[\w-]+(\.(bands|correction|ladder|speed-fuzz))?\.json|[\w-]+\.counters\.csv")
+"""Winners, error bands, corrections, ladders, calls next to PyTorch's and counters: what commands and calls read."""
 
 
 def test_records_that_ship_are_in_the_package_and_those_of_the_documents_are_not() -> None:

@@ -66,7 +66,8 @@ def explain(
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
     compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the
     FlashAttention paper's heuristic. If measured and predicted time differ by more than a quarter, the model does not
-    explain the config: the command names no limit and gives no advice.
+    explain the config: the command names no limit and gives no advice. A prediction has an error band, where 90 % of
+    measured times were; without a measurement, a band of more than a quarter or an unchecked device gives no advice.
 
     \b
     tune explain --seq 8192 --dim 64
@@ -91,7 +92,11 @@ def explain(
     analysis = analyse_choice(chosen, spec)
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
-        more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": text_of_analysis(analysis)}
+        more = {
+            "source": chosen.source,
+            "paper": rival and rival.to_json(analysis),
+            "explanation": text_of_analysis(analysis),
+        }
         print_json(analysis.to_json() | {"shape": problem_json(shape)} | more)
         return
     if flags.assumed():
@@ -122,19 +127,24 @@ class _Rival:
         predicted_us = None if breakdown is None else breakdown.total_us
         return cls(config=choice.request.config, predicted_us=predicted_us, measured_us=choice.measured_us)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, analysis: "Analysis") -> dict[str, Any]:
+        from blocktune.tuner.cost.bands import predicted_json
+
         return {
             "config": self.config.to_json(),
-            "predicted_us": self.predicted_us,
+            **predicted_json(self.predicted_us, self.config.kernel, analysis.shape, analysis.device),
             "measured_us": self.measured_us,
             "problem": self.problem,
         }
 
     def words(self, analysis: "Analysis") -> str:
+        from blocktune.tuner.cost.bands import predicted_text
+
         facts = [self.problem] if self.problem else []
         if self.predicted_us is not None and analysis.breakdown is not None and analysis.is_explained:
+            time = predicted_text(self.predicted_us, self.config.kernel, analysis.shape, analysis.device)
             ratio = self.predicted_us / analysis.breakdown.total_us
-            facts.append(f"predicted {microseconds(self.predicted_us)}, {ratio:.2f} times this one's")
+            facts.append(f"predicted {time}" + (f", {ratio:.2f} times this one's" if analysis.gives_advice else ""))
         if self.measured_us is not None:
             facts.append(f"measured {microseconds(self.measured_us)}")
         return (
@@ -185,7 +195,7 @@ def _time_rows(analysis: "Analysis") -> list[tuple[str, str]]:
     times = {words: getattr(breakdown, f"{name}_us") for name, words in terms_of(analysis.shape).items()}
     ordered = sorted(times.items(), key=lambda term: -term[1])
     rows = [(words, microseconds(time)) for words, time in ordered if time]
-    return [*rows, ("together, overlapping", microseconds(breakdown.total_us))]
+    return [*rows, ("together, overlapping", analysis.predicted_text)]
 
 
 def _memory_rows(analysis: "Analysis") -> list[tuple[str, ...]]:

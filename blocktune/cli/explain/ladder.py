@@ -72,8 +72,10 @@ def ladder(
 
     from blocktune.tuner.compare.ladder import climb
     from blocktune.tuner.compile_server.farm import CompileFarm
+    from blocktune.tuner.cost.roofline import require_units
     from blocktune.tuner.measure.telemetry import gpu_lock
 
+    require_units(shape.dtype, spec)
     here = is_present(spec)
     file = None if out is None else LadderFile(out, spec, _environment(spec))
     with existing_store(db) as store:
@@ -191,7 +193,7 @@ def _cells(step: "LadderStep", climbed: "Ladder") -> tuple[str, ...]:
     return (
         step.name,
         step.config.label if step.config else "PyTorch" if step.name in PYTORCH else "-",
-        microseconds(time_us),
+        microseconds(time_us) if timing else _predicted(step, climbed),
         f"{1e-6 * climbed.shape.flops / time_us:.1f}" if time_us else "-",
         _ratio(step.over_before),
         _ratio(step.over_v2),
@@ -201,6 +203,13 @@ def _cells(step: "LadderStep", climbed: "Ladder") -> tuple[str, ...]:
         _conflicts(step),
         step.tensor_cores or "-",
     )
+
+
+def _predicted(step: "LadderStep", climbed: "Ladder") -> str:
+    from blocktune.tuner.cost.bands import predicted_text
+
+    time_us = None if climbed.measured else step.predicted_us
+    return predicted_text(time_us, step.config.kernel if step.config else step.name, climbed.shape, climbed.device)
 
 
 def _conflicts(step: "LadderStep") -> str:

@@ -13,6 +13,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
+from blocktune.tuner.cost.bands import stored_band_text
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Environment
@@ -130,12 +131,13 @@ def step_cells(step: Mapping[str, Any], flops: int) -> list[str]:
     """Return the row of a step under `HEADER`."""
     timing = step["timing"]
     time_us = timing["median_us"] if timing else step["predicted_us"]
+    band = "" if timing else f", {stored_band_text(step.get('predicted_band'))}"
     known = time_us is not None and not step["problem"]
     pytorch = "PyTorch" if timing or step["hbm_bytes"] else "-"
     return [
         step["name"],
         KernelConfig.from_json(step["config"]).label if step["config"] else pytorch,
-        f"{time_us:,.0f} µs" if known else "-",
+        f"{time_us:,.0f} µs{band}" if known else "-",
         f"{1e-6 * flops / time_us:.1f}" if known else "-",
         *("-" if step[name] is None else f"{step[name]:.2f}x" for name in ("over_before", "over_v2")),
         "-" if step["hbm_bytes_least"] is None else f"{step['hbm_bytes_least'] / 1e9:,.2f} GB",

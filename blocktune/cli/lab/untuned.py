@@ -41,24 +41,34 @@ def calibrate(
     """Fit the expected times of untuned shapes to measurements.
 
     The file holds what recorded sweeps, winners and the trials of a named database say about other shapes, and the
-    constants that predict left-out shapes best. `blocktune/results/DEVICE.correction.json` ships with the package.
+    constants that predict left-out shapes best. NAME.bands.json gets the error bands of the cost model.
+    `blocktune/results/DEVICE.correction.json` and `DEVICE.bands.json` ship with the package.
     Equal measurements give equal bytes.
 
     \b
     tune lab calibrate --winners blocktune/results/h200.json --out blocktune/results/h200.correction.json
     """
-    from blocktune.runtime.selection.correction import correction_document
+    from blocktune.runtime.selection.correction import SUFFIX, correction_document
+    from blocktune.tuner.cost.bands import SUFFIX as BANDS_SUFFIX
+    from blocktune.tuner.cost.bands import bands_document
     from blocktune.tuner.lab.measured_shapes import promising
 
     study = study_of(places or [DEFAULT_PLACE, DENSE_PLACE], winners, db)
     trust = study.fit(study.recorded)
     kept = promising(study.recorded)
-    document = correction_document(study.device.key, trust, kept)
-    write_atomically(out, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+    _write(out, correction_document(study.device.key, trust, kept))
+    bands_out = out.with_name(out.name.removesuffix(SUFFIX) + BANDS_SUFFIX)
+    _write(bands_out, bands_document(study.device.key, study.error_bands()))
     if as_json:
-        print_json({"file": str(out), "device": study.device.name, "shapes": len(kept), "bytes": out.stat().st_size})
+        facts = {"file": str(out), "bands": str(bands_out), "device": study.device.name}
+        print_json(facts | {"shapes": len(kept), "bytes": out.stat().st_size})
     else:
         say(f"{out}: {len(kept)} measured shapes of {study.device.name}, {out.stat().st_size} bytes; {trust}")
+        say(f"{bands_out}: error bands of the cost model")
+
+
+def _write(out: Path, document: dict[str, Any]) -> None:
+    write_atomically(out, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def replay_untuned(places: Sequence[Path], winners: Path | None, out: Path | None, as_json: bool) -> None:

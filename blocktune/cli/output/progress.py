@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import counts, microseconds, note
+from blocktune.db.records.records import Outcome
 
 if TYPE_CHECKING:
     from blocktune.tuner.search.report import Progress
@@ -66,7 +67,8 @@ def describe(progress: "Progress") -> str:
     if progress.eta_seconds is not None:
         parts.append(f"{progress.eta_seconds:.0f} s left")
     if progress.best is not None:
-        parts.append(f"best {microseconds(progress.best_us)} {progress.best.label}")
+        best = "best predicted" if Outcome.PREDICTED in progress.outcomes else "best"
+        parts.append(f"{best} {microseconds(progress.best_us)} {progress.best.label}")
     if progress.outcomes:
         parts.append(counts(progress.outcomes))
     return " | ".join(parts)

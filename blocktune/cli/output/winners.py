@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.output.render import microseconds, millijoules
 from blocktune.db.records.records import problem_json
 from blocktune.kernels.values.text import counted
+from blocktune.tuner.cost.bands import band_of, predicted_json, predicted_text
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import AnyBest, Best
@@ -42,9 +43,6 @@ def winner_json(best: "AnyBest", predicted: "Predictions | None" = None) -> dict
         best: the winner.
         predicted: what the model says of its rivals, where that is known.
     """
-    default_us, paper_us = (
-        None if rival is None or predicted is None else predicted.get(rival) for rival in (best.default, best.paper)
-    )
     return {
         "device": best.device.to_json(),
         "shape": problem_json(best.shape),
@@ -52,15 +50,11 @@ def winner_json(best: "AnyBest", predicted: "Predictions | None" = None) -> dict
             best.config,
             time_us=best.time_us,
             energy_mj=best.energy_mj,
-            predicted_us=best.predicted_us,
+            **predicted_json(best.predicted_us, best.config.kernel, best.shape, best.device),
             origin=str(best.origin),
         ),
-        "default": config_json(
-            best.default, time_us=best.default_time_us, energy_mj=best.default_energy_mj, predicted_us=default_us
-        ),
-        "paper": config_json(
-            best.paper, time_us=best.paper_time_us, energy_mj=best.paper_energy_mj, predicted_us=paper_us
-        ),
+        "default": _rival_json(best, best.default, best.default_time_us, best.default_energy_mj, predicted),
+        "paper": _rival_json(best, best.paper, best.paper_time_us, best.paper_energy_mj, predicted),
         "objective": best.objective,
         "speedup_over_default": best.speedup_json,
         "kernel_hash": best.kernel_hash,
@@ -70,20 +64,34 @@ def winner_json(best: "AnyBest", predicted: "Predictions | None" = None) -> dict
     }
 
 
+def _rival_json(
+    best: "AnyBest",
+    rival: "KernelConfig | LaunchConfig | None",
+    time_us: float | None,
+    energy_mj: float | None,
+    predicted: "Predictions | None",
+) -> dict[str, Any] | None:
+    if rival is None:
+        return None
+    prediction = predicted_json((predicted or {}).get(rival), rival.kernel, best.shape, best.device)
+    return config_json(rival, time_us=time_us, energy_mj=energy_mj, **prediction)
+
+
 def winner_rows(best: "AnyBest", predicted: Predictions) -> list[tuple[str, ...]]:
     """Return the winner, the kernel's default and FA's heuristic, one row each, in the columns `COLUMNS`."""
-    default_us = None if best.default is None else predicted.get(best.default)
+    default_us = checked_us(best, best.default, predicted)
     rivals = (
         ("default", best.default, best.default_time_us, best.default_energy_mj),
         ("FA heuristic", best.paper, best.paper_time_us, best.paper_energy_mj),
     )
-    against = IS_DEFAULT if is_default(best) else _against_default(best, default_us)
-    rows = [_row("winner", best.config, best.time_us, best.energy_mj, best.predicted_us, against)]
+    against = IS_DEFAULT if is_default(best) else _against_default(best, default_us, predicted)
+    expected = _predicted(best, best.config, best.predicted_us)
+    rows = [_row("winner", best.config, best.time_us, best.energy_mj, expected, against)]
     for name, config, time_us, energy_mj in rivals:
         if config is not None and not (name == "default" and is_default(best)):
-            predicted_us = predicted.get(config)
-            ratio = _ratio(best.default_time_us, time_us) if time_us else _ratio(default_us, predicted_us, "predicted ")
-            rows.append(_row(name, config, time_us, energy_mj, predicted_us, ratio))
+            expected_us = checked_us(best, config, predicted)
+            ratio = _ratio(best.default_time_us, time_us) if time_us else _ratio(default_us, expected_us, "predicted ")
+            rows.append(_row(name, config, time_us, energy_mj, _predicted(best, config, predicted.get(config)), ratio))
     return rows
 
 
@@ -92,14 +100,27 @@ def _row(
     config: "KernelConfig | LaunchConfig",
     time_us: float | None,
     energy_mj: float | None,
-    predicted_us: float | None,
+    predicted: str,
     ratio: str,
 ) -> tuple[str, ...]:
-    return name, config.label, microseconds(time_us), millijoules(energy_mj), microseconds(predicted_us), ratio
+    return name, config.label, microseconds(time_us), millijoules(energy_mj), predicted, ratio
 
 
-def _against_default(best: "AnyBest", default_us: float | None) -> str:
-    return speedup(best) if best.time_us is not None else _ratio(default_us, best.predicted_us, "predicted ")
+def _predicted(best: "AnyBest", config: "KernelConfig | LaunchConfig", predicted_us: float | None) -> str:
+    return predicted_text(predicted_us, config.kernel, best.shape, best.device)
+
+
+def checked_us(best: "AnyBest", config: "KernelConfig | LaunchConfig | None", predicted: Predictions) -> float | None:
+    """Return the predicted time of a config, which a ratio may be made of; None where no error band is known."""
+    if config is None or band_of(config.kernel, best.shape, best.device) is None:
+        return None
+    return best.predicted_us if config == best.config else predicted.get(config)
+
+
+def _against_default(best: "AnyBest", default_us: float | None, predicted: Predictions) -> str:
+    if best.time_us is not None:
+        return speedup(best)
+    return _ratio(default_us, checked_us(best, best.config, predicted), "predicted ")
 
 
 def speedup(best: "AnyBest") -> str:

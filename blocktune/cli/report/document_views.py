@@ -8,6 +8,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.report import fastest_peer, out_of_the_box
+from blocktune.tuner.cost.bands import stored_band_text
 
 View = dict[str, Any]
 
@@ -93,6 +94,7 @@ def _step(step: Mapping[str, Any]) -> View:
         "config": "" if config is None else KernelConfig.from_json(config).label,
         "time_us": None if timing is None else timing["median_us"],
         "predicted_us": step["predicted_us"],
+        "band": stored_band_text(step.get("predicted_band")),
         "over_before": step["over_before"],
         "bytes_once": step["hbm_bytes_least"],
         "bytes_uncached": step["hbm_bytes"],

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.bands import predicted_text
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import WinnerDifference
@@ -39,7 +40,7 @@ def winner_view(best: "Best", *, ships: bool = False) -> View:
         "config": best.config.label,
         "origin": str(best.origin),
         "time_us": best.time_us,
-        "predicted_us": best.predicted_us,
+        "predicted": predicted_text(best.predicted_us, best.config.kernel, best.shape, best.device),
         "default": "" if best.default is None else best.default.label,
         "default_us": best.default_time_us,
         "over_default": best.speedup_over_default,

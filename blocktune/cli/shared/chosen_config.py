@@ -57,7 +57,14 @@ def choose_config(
     choices: dict[str, int | None],
     own: list[str],
 ) -> Choice:
-    """Return the config that the flags name, else the one that a call of this shape would get."""
+    """Return the config that the flags name, else the one that a call of this shape would get.
+
+    Raises:
+        UsageError: the device has no units for the shape's data type, or the kernel lacks a choice.
+    """
+    from blocktune.tuner.cost.roofline import require_units
+
+    require_units(shape.dtype, device)
     found = _default(kernel, device, shape) if kernel else _dispatcher_choice(store, db, device, shape)
     request = found.request.with_choices(choices, own)
     changed = request.config != found.request.config

@@ -19,6 +19,7 @@ from blocktune.cli.output.winners import (
 )
 from blocktune.db.records.records import problem_json
 from blocktune.kernels.files.reading import read_resource
+from blocktune.tuner.cost.bands import predicted_json
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
@@ -75,10 +76,11 @@ class Answer:
 
     def _facts(self, found: "Candidate") -> dict[str, Any]:
         winner = self.winner
+        predicted_us = None if winner is None else winner.predicted_us
         return {
             "time_us": found.time_us,
             "energy_mj": None if winner is None else winner.energy_mj,
-            "predicted_us": None if winner is None else winner.predicted_us,
+            **predicted_json(predicted_us, found.config.kernel, self.shape, self.device),
             "origin": str(found.origin),
         }
 

@@ -6,8 +6,9 @@
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.output.render import microseconds, say
-from blocktune.cli.output.winners import Predictions, is_default, speedup_text
+from blocktune.cli.output.winners import Predictions, checked_us, is_default, speedup_text
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.bands import band_of, predicted_text
 
 if TYPE_CHECKING:
     from blocktune.cli.shared.lookup import Answer
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
 DEFAULT_WINS = "the default, which a call gets without tuning"
 MORE = "`-v` shows all that is known"
-
-FIRST_BF16 = (8, 0)
-"""Compute capability of the first GPUs with units for bf16: Ampere."""
 
 
 def show_winner(best: "AnyBest", predicted: Predictions, assumed: str = "") -> None:
@@ -47,7 +45,9 @@ def _print(device: "DeviceSpec", shape: Any, assumed: str, config: str, time: st
 
 def _missing_units(device: "DeviceSpec", shape: Any) -> str:
     """Return that the GPU has no units for the data type; empty where it has."""
-    if getattr(shape, "dtype", "") == "bfloat16" and device.limits.cc < FIRST_BF16:
+    from blocktune.tuner.cost.roofline import has_units
+
+    if not has_units(getattr(shape, "dtype", ""), device):
         return "this GPU has no units for bf16, `--dtype fp16` has"
     return ""
 
@@ -63,7 +63,8 @@ def _gpu(device: "DeviceSpec") -> str:
 
 def _time(best: "AnyBest") -> str:
     if best.time_us is None:
-        return f"{microseconds(best.predicted_us)} by the cost model, not measured"
+        time = predicted_text(best.predicted_us, best.config.kernel, best.shape, best.device)
+        return f"{time}, by the cost model, not measured"
     chosen = "" if best.objective == "time" else f", chosen by {best.objective}"
     return (
         f"{microseconds(best.time_us)}, {best.origin} {best.environment.regime} on {best.created_at:%Y-%m-%d}{chosen}"
@@ -72,14 +73,19 @@ def _time(best: "AnyBest") -> str:
 
 def _comparison(best: "AnyBest", predicted: Predictions) -> str:
     """Return how the winner compares with what a call gets without tuning."""
-    if is_default(best):
+    is_checked = band_of(best.config.kernel, best.shape, best.device) is not None
+    if is_default(best) and (best.time_us or is_checked):
         return f"{DEFAULT_WINS}; {'nothing measured' if best.time_us else 'nothing predicted'} is faster"
+    if is_default(best):
+        return DEFAULT_WINS
     if best.speedup_over_default is not None:
         speed = speedup_text(best.speedup_over_default, best.speedup_low, best.speedup_high)
         return f"{speed} the speed of the default"
-    default_us = None if best.default is None else predicted.get(best.default)
-    if best.time_us is None and default_us and best.predicted_us:
-        return f"{default_us / best.predicted_us:.2f}x the speed of the default by the cost model, not measured"
+    default_us, time_us = (checked_us(best, config, predicted) for config in (best.default, best.config))
+    if best.time_us is None and default_us and time_us:
+        return f"{default_us / time_us:.2f}x the speed of the default by the cost model, not measured"
+    if best.time_us is None and not is_checked:
+        return "no speed over the default is claimed: the model was never compared with measurements like it"
     return "not timed next to today's default"
 
 

@@ -160,7 +160,6 @@ def run(
 
     from blocktune.kernels.registry import get_kernel
 
-    _note_missing_units(targets, spec)
     search: dict[str, Any] = {
         "device": spec,
         "budget": Budget(trials=trials, seconds=time_budget),
@@ -187,12 +186,6 @@ def run(
     if interrupted:
         note("interrupted; all trials are kept, and the same command goes on from here")
         raise typer.Exit(INTERRUPTED)
-
-
-def _note_missing_units(targets: "tuple[Target, ...]", device: "DeviceSpec") -> None:
-    """Say so where the GPU has no units for bfloat16, which is then computed in other ones and slowly."""
-    if device.limits.cc < (8, 0) and any(getattr(target, "dtype", "") == "bfloat16" for target in targets):
-        note(f"{device.name} has no units for bfloat16: --dtype fp16 is what it computes fast")
 
 
 def _run_one(target: "Target", search: dict[str, Any], output: RunOutput) -> bool:

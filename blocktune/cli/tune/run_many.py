@@ -11,6 +11,7 @@ from blocktune.cli.output.render import counts, microseconds, note, print_json, 
 from blocktune.cli.output.winners import speedup_text
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.kernels.values.text import counted
+from blocktune.tuner.cost.bands import stored_band_text
 from blocktune.tuner.measure.device_choice import is_present
 
 if TYPE_CHECKING:
@@ -233,13 +234,19 @@ def line(report: Mapping[str, Any], *, with_device: bool = False) -> str:
     from blocktune.tuner.fleet.job import config_from
 
     best, gain = report["best"], report["speedup_over_default"]
-    time_us = best["predicted_us"] if best["time_us"] is None else best["time_us"]
     config, default = config_from(best["config"]), report.get("default")
     against = "" if gain is None else f", {speedup_text(**gain)} over the default"
     if default is not None and default["config"] == best["config"]:
         against = ", the default"
     where = f" on {report['device']['name']}" if with_device else ""
     return (
-        f"{report['shape']['label']}{where}: {best['origin']} {microseconds(time_us)} {config.label}{against}; "
+        f"{report['shape']['label']}{where}: {best['origin']} {_time(best)} {config.label}{against}; "
         f"{counts(report['outcomes'])} in {report['seconds']:.1f} s"
     )
+
+
+def _time(best: Mapping[str, Any]) -> str:
+    """Return the measured time, or the predicted one with its band."""
+    if best["time_us"] is not None:
+        return microseconds(best["time_us"])
+    return f"{microseconds(best['predicted_us'])}, {stored_band_text(best['predicted_band'])},"

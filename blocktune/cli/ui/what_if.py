@@ -158,6 +158,7 @@ def _answer(job: WhatIfJob) -> Answer:
         "resources": result.code.resources.to_json(),
         "occupancy": analysis.occupied.to_json(),
         "predicted_us": None if breakdown is None else breakdown.total_us,
+        "predicted": analysis.predicted_text,
         "flops": analysis.flops,
         "terms": [] if breakdown is None else _terms(job, breakdown.to_json()),
         "words": text_of_analysis(analysis),

@@ -43,6 +43,7 @@ from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
 from blocktune.tuner.correctness.memory import require_memory
+from blocktune.tuner.cost.bands import band_of
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.bench import WrongResultError
@@ -200,7 +201,7 @@ def _model_step(step: LadderStep, shape: AttentionShape, device: DeviceSpec, com
     if missing_rates(device):
         return step
     predicted = predict_us(kernel, config, shape, device, code)
-    return replace(step, predicted_us=predicted)
+    return replace(step, predicted_us=predicted, band=band_of(kernel.name, shape, device))
 
 
 def _time_steps(
@@ -261,7 +262,7 @@ def _compare_steps(steps: Sequence[LadderStep], rounds: Rounds, device: DeviceSp
             if before.name not in columns or after.name not in columns:
                 return None
             return median_ratio(column(rounds, columns[before.name]), column(rounds, columns[after.name]))
-        if before.predicted_us is None or after.predicted_us is None:
+        if before.band is None or after.band is None or before.predicted_us is None or after.predicted_us is None:
             return None
         return before.predicted_us / after.predicted_us
 

@@ -17,6 +17,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.compare.ladder_ideas import PADDED
 from blocktune.tuner.compare.report import Timing
+from blocktune.tuner.cost.bands import Band
 from blocktune.tuner.cost.roofline import library_instruction, roofline
 from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
@@ -47,8 +48,9 @@ class LadderStep:
     idea: what it changes. problem: why it was not run or not predicted; empty where it was. grid_blocks: of the launch
     that takes longest. columns: of keys and values together, as they are multiplied. products: matrix products of a
     pair of tiles, all launches together. traffic: by the IO model. timing is None where nothing
-    was measured, predicted_us where nothing could be predicted. over_before: how much faster than the last earlier step
-    that has a time of the same origin; over_v2: than v2. why: what the models see change.
+    was measured, predicted_us where nothing could be predicted, its error band where none is known. over_before: how
+    much faster than the last earlier step that has a time of the same origin; over_v2: than v2; predicted ones need a
+    band. why: what the models see change.
     """
 
     name: str
@@ -63,6 +65,7 @@ class LadderStep:
     products: int = 0
     traffic: Bytes | None = None
     predicted_us: float | None = None
+    band: Band | None = None
     timing: Timing | None = None
     over_before: float | None = None
     over_v2: float | None = None
@@ -81,6 +84,7 @@ class LadderStep:
             "problem": self.problem,
             "timing": self.timing and asdict(self.timing),
             "predicted_us": self.predicted_us,
+            "predicted_band": self.band and self.band.to_json(),
             "over_before": self.over_before,
             "over_v2": self.over_v2,
             "hbm_bytes": traffic and traffic.counted,

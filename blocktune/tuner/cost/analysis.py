@@ -20,6 +20,7 @@ from blocktune.kernels.values.bindings import bound_value
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.kernels.values.text import counted, html_table
+from blocktune.tuner.cost.bands import TRUSTED_ERROR, Band, band_of, predicted_text
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
 from blocktune.tuner.cost.roofline import (
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 
 UNCACHED, ONCE = ("own", "v2"), ("own_perfect_l2", "v2_perfect_l2")
 """Names of `Analysis.traffic`: of the kernel itself, or of the algorithm that it is an example of."""
-
-TRUSTED_ERROR = 0.25
-"""A prediction that is further than this share from a measurement explains nothing about the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -103,6 +101,24 @@ class Analysis:
         return self.model_error is None or abs(self.model_error) <= TRUSTED_ERROR
 
     @property
+    def band(self) -> Band | None:
+        """The error band of predictions like this one; None where the device or the features were never measured."""
+        return band_of(self.config.kernel, self.shape, self.device)
+
+    @property
+    def gives_advice(self) -> bool:
+        """Whether the prediction is near a measurement of this config or, without one, has a narrow band."""
+        if self.measured_us is not None:
+            return self.is_explained
+        return self.is_explained and self.band is not None and not self.band.doubt
+
+    @property
+    def predicted_text(self) -> str:
+        """The predicted time with its band; a dash where there is none."""
+        total_us = None if self.breakdown is None else self.breakdown.total_us
+        return predicted_text(total_us, self.config.kernel, self.shape, self.device)
+
+    @property
     def flops(self) -> float:
         """Of one call."""
         return self.shape.flops * self.density
@@ -134,7 +150,7 @@ class Analysis:
         """Return a table of the times and the occupancy for a notebook, and the lanes of the units."""
         rows = {"config": self.config.label}
         if self.breakdown is not None:
-            rows["predicted"] = f"{self.breakdown.total_us:,.1f} µs"
+            rows["predicted"] = self.predicted_text
         if self.measured_us is not None:
             rows["measured"] = f"{self.measured_us:,.1f} µs"
         if self.breakdown is not None and self.is_explained:
@@ -154,7 +170,9 @@ class Analysis:
             "tensor_cores": self.occupied.resources.tensor_cores,
             "waves": waves and {"grid_blocks": waves.grid_blocks, "count": waves.count, "efficiency": waves.efficiency},
             "prediction": self._prediction_json(),
+            "band": self.band and self.band.to_json(),
             "is_explained": self.is_explained,
+            "gives_advice": self.gives_advice,
             "missing_rates": list(self.missing_rates),
             "traffic": {name: traffic.to_json() for name, traffic in self.traffic.items()},
             "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},

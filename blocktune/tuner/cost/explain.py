@@ -9,6 +9,7 @@ from blocktune.runtime.dispatch.dispatcher import best_config
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.compile_server.one_config import compile_config
 from blocktune.tuner.cost.analysis import Analysis, analyse
+from blocktune.tuner.cost.roofline import require_units
 
 
 def explain(
@@ -27,13 +28,15 @@ def explain(
     Raises:
         UnknownDeviceError: no device has this name.
         UnknownKernelError: no kernel has the name in the config.
-        UsageError: the config breaks a rule of its kernel, or the kernel does not compute the shape.
+        UsageError: the config breaks a rule of its kernel, or the kernel does not compute the shape, or the
+            device has no units for its data type.
         WrongTypeError: the shape, the config or the device is something else.
         NoDeviceError: no device is named and there is no GPU.
         NoFeasibleConfigError: no kernel computes the shape, or the config does not compile.
     """
     require_shape(shape)
     spec = device_of(device)
+    require_units(shape.dtype, spec)
     if config is None:
         config, measured_us = _best(shape, spec)
     else:

@@ -22,6 +22,9 @@ from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.waves import Waves
 from blocktune.tuner.traffic.model import Traffic
 
+FIRST_BF16 = (8, 0)
+"""Compute capability of the first GPUs with units for bf16: Ampere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
@@ -121,6 +124,24 @@ def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
     """Return the rates that a prediction needs and this device lacks."""
     names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
     return tuple(name for name in names if getattr(device, name) is None)
+
+
+def has_units(dtype: str, device: DeviceSpec) -> bool:
+    """Return whether a GPU computes in a data type by units of its own: before Ampere none does in bfloat16."""
+    return dtype != "bfloat16" or device.limits.cc >= FIRST_BF16
+
+
+def require_units(dtype: str, device: DeviceSpec) -> None:
+    """Check that a GPU has units for a data type.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not has_units(dtype, device):
+        raise UsageError(
+            f"{device.name} (compute capability {device.limits.name}) has no units for {dtype}: it would compute it "
+            "slowly in others. Take float16: --dtype fp16."
+        )
 
 
 def require_rates(device: DeviceSpec) -> None:

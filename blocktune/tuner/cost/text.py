@@ -1,6 +1,6 @@
 """An analysis in words: what binds, what would lift it, and how much the model can be trusted here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from blocktune.kernels.values.shape import Direction
 from blocktune.tuner.cost.analysis import Analysis
@@ -16,6 +16,8 @@ UNEXPLAINED = (
     "The model does not explain this config: it is too far from the measurement to say what binds it or what would "
     "lift that. The facts of its code and its bytes are counted."
 )
+
+UNCHECKED = "nothing like this was measured on this device"
 
 
 def text_of_analysis(analysis: Analysis) -> str:
@@ -39,14 +41,20 @@ def _time(analysis: Analysis) -> list[str]:
         missing = ", ".join(analysis.missing_rates)
         return [f"No time is predicted: {missing} of {analysis.device.name} is unknown."] if missing else []
     rate = analysis.flops / found.total_us / 1e6
-    predicted = f"Predicted {found.total_us:,.1f} µs, {rate:.0f} TFLOP/s."
+    predicted = f"Predicted {analysis.predicted_text}; {rate:.0f} TFLOP/s."
     if not analysis.is_explained:
         return [predicted]
     binding = binding_terms(analysis)
     return [
         f"{predicted} {_term_times(analysis, binding)}",
-        *(f"To reduce {name}: {analysis.lifts[name]}" for name in binding),
+        *_advice(analysis, binding),
     ]
+
+
+def _advice(analysis: Analysis, binding: Iterable[str]) -> list[str]:
+    if analysis.gives_advice:
+        return [f"To reduce {name}: {analysis.lifts[name]}" for name in binding]
+    return [f"No advice is given, since {UNCHECKED if analysis.band is None else analysis.band.doubt}."]
 
 
 def binding_terms(analysis: Analysis) -> dict[str, float]:

@@ -30,7 +30,9 @@ from blocktune.runtime.selection.fallback import ConfigTable, climb_down
 from blocktune.runtime.selection.ladder import Candidate
 from blocktune.runtime.selection.untuned import Untuned
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
+from blocktune.tuner.cost.bands import Band, BandKey, is_decoding
 from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.lab.error_bands import error_bands
 from blocktune.tuner.lab.measured_shapes import promising, recorded_best, recorded_sweep
 from blocktune.tuner.lab.sweep_file import Sweep
 
@@ -43,7 +45,6 @@ JUDGED = 8
 HIGHEST = 0.5
 """Logarithms of ratios above this one count as this: how slow a config is that is not taken does not matter."""
 
-FEW_QUERIES = 16
 FAMILIES = ("forward, full", "forward, causal", "backward", "decoding")
 """Families of shapes."""
 
@@ -100,7 +101,7 @@ class UntunedStudy:
 
     def __init__(self, sweeps: Sequence[Sweep], bests: Iterable[Best] = ()) -> None:
         known = list(bests)
-        self._device = sweeps[0].device
+        self._device, self._recorded_sweeps = sweeps[0].device, sweeps
         of_sweeps = [(sweep, recorded_sweep(sweep)) for sweep in sweeps]
         self.sweeps = [scored for sweep, found in of_sweeps if _can_judge(scored := _Scored.of(sweep), found)]
         everything = [*(found for _, found in of_sweeps), *map(recorded_best, known)]
@@ -115,6 +116,10 @@ class UntunedStudy:
     @property
     def device(self) -> DeviceSpec:
         return self._device
+
+    def error_bands(self) -> dict[BandKey, Band]:
+        """Return the error bands of the cost model on these sweeps."""
+        return error_bands(self._recorded_sweeps)
 
     def cases(self, without: Without, tell: Callable[[str], None] = lambda _: None) -> Iterator[Case]:
         """Yield every sweep, judged by what is known without it; so are the constants of the decision."""
@@ -261,6 +266,6 @@ def family_of(shape: AttentionShape) -> str:
     """Return which of `FAMILIES` a shape belongs to."""
     if shape.direction is Direction.BACKWARD:
         return "backward"
-    if shape.seqlen_q <= FEW_QUERIES < shape.seqlen_k:
+    if is_decoding(shape):
         return "decoding"
     return "forward, full" if shape.causal is Causal.NONE else "forward, causal"

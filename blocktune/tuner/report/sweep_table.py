@@ -6,6 +6,7 @@ from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.cost.analysis import analyse
+from blocktune.tuner.cost.bands import band_text
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import text_of_analysis
 from blocktune.tuner.lab.sweep_file import Sweep
@@ -35,6 +36,7 @@ def sweep_table(sweep: Sweep) -> dict[str, Any]:
         "measured_on": trials[-1].created_at.date().isoformat(),
         "ceilings": ceilings(sweep.device, sweep.shape.dtype),
         "terms": {f"{name}_us": words for name, words in terms_of(sweep.shape).items()},
+        "bands": {kernel: band_text(kernel, sweep.shape, sweep.device) for kernel in KERNELS},
         "tie_band": TIE_BAND,
         "columns": trial_columns(sweep, trials) | {"layout": numbers},
         "layouts": layouts,

@@ -10,7 +10,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import require_type
 from blocktune.kernels.values.shape import AttentionShape, require_shape
 from blocktune.tuner.correctness.memory import require_memory
-from blocktune.tuner.cost.roofline import require_rates
+from blocktune.tuner.cost.roofline import require_rates, require_units
 from blocktune.tuner.measure.device_choice import is_present, require_no_regime
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
@@ -51,11 +51,12 @@ def require_arguments(shape: Any, budget: Any, kernels: Sequence[Any] | None) ->
 
 
 def require_possible(shape: AttentionShape, device: DeviceSpec, regime: Regime | None, objective: Objective) -> None:
-    """Check that a device can hold the shape, and tell times in a regime, or energies.
+    """Check that a device can hold the shape, has units for its type, and can tell times in a regime, or energies.
 
     Raises:
         UsageError: it cannot.
     """
+    require_units(shape.dtype, device)
     require_memory(shape, device)
     if not is_present(device):
         require_rates(device)

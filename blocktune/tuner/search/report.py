@@ -9,6 +9,7 @@ from blocktune.db.records.records import AnyBest, AnyTrial, ConfigT, Outcome, pr
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.tuner.cost.bands import predicted_json, predicted_text
 from blocktune.tuner.measure.measurement import REPEATED
 from blocktune.tuner.measure.telemetry import disturbances
 from blocktune.tuner.occupancy.calculator import Occupancy
@@ -150,8 +151,8 @@ class TuningReport:
         """Return the time of a config as the end of a line; a predicted one says so."""
         if time_us is not None:
             return f", {time_us:,.1f} µs"
-        predicted_us = self.predicted_us.get(config)
-        return "" if predicted_us is None else f", predicted {predicted_us:,.1f} µs"
+        time = predicted_text(self.predicted_us.get(config), config.kernel, self.best.shape, self.best.device)
+        return "" if time == "-" else f", predicted {time}"
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
@@ -164,7 +165,7 @@ class TuningReport:
                 "config": best.config.to_json(),
                 "time_us": best.time_us,
                 "energy_mj": best.energy_mj,
-                "predicted_us": best.predicted_us,
+                **predicted_json(best.predicted_us, best.config.kernel, best.shape, best.device),
                 "origin": str(best.origin),
                 "reason": self.reason,
             },
@@ -193,8 +194,9 @@ class TuningReport:
     def _rival(self, config: AnyConfig | None, time_us: float | None, energy_mj: float | None) -> dict[str, Any] | None:
         if config is None:
             return None
-        costs = {"time_us": time_us, "energy_mj": energy_mj, "predicted_us": self.predicted_us.get(config)}
-        return {"kernel": config.kernel, "config": config.to_json()} | costs
+        costs = {"time_us": time_us, "energy_mj": energy_mj}
+        predicted = predicted_json(self.predicted_us.get(config), config.kernel, self.best.shape, self.best.device)
+        return {"kernel": config.kernel, "config": config.to_json()} | costs | predicted
 
 
 def disturbance_notes(trials: Sequence[AnyTrial], finals: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from blocktune.kernels.values.text import counted
 from blocktune.runtime.selection.correction import measured_elsewhere
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile_server.farm import CompileFarm, default_workers
+from blocktune.tuner.cost.bands import band_text
 from blocktune.tuner.measure.device_choice import is_present
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.runner import Runner
@@ -216,7 +217,8 @@ class Run(Generic[ProblemT, ConfigT]):
         other = measured_elsewhere(subject.device.key)
         measured = f"what was measured {f'on another device, {other}' if other else 'for other shapes'}"
         by = "the model" if expected is None else f"the model and {measured}"
-        reason = f"the fastest of {counted(len(predicted), 'candidate')}, predicted by {by}; no GPU, so not measured"
+        band = band_text(winner.kernel, best.shape, best.device)
+        reason = f"first of {counted(len(predicted), 'candidate')} by {by}, {band}; no GPU, so not measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
     def _best(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.runtime.selection.correction import DeviceCorrection
+from blocktune.tuner.cost.bands import bands_from
 from blocktune.tuner.lab.sweep_file import save_sweep
 from tests.tuner.lab.test_untuned import H200, LENGTHS, hidden, sweep
 from tools.pages.pages import with_results
@@ -30,6 +31,9 @@ def test_a_correction_is_made_of_sweeps_and_equal_sweeps_give_equal_bytes(tune, 
     assert correction.device == H200.key
     assert {measured.shape.seqlen_q for measured in correction.measured} == set(LENGTHS[:3])
     assert "3 measured shapes" in result.stdout
+    one, two = tmp_path / "one.bands.json", tmp_path / "two.bands.json"
+    assert one.read_bytes() == two.read_bytes()
+    assert {band.shapes for band in bands_from(json.loads(one.read_text())).values()} == {3}
 
 
 def test_untuned_shapes_are_judged_and_shown(tune, places: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The progress of a search where there is no terminal, and the words of a line."""
 
+from dataclasses import replace
+
 import pytest
 
 from blocktune.cli.output.progress import LINE_SECONDS, Lines, describe, show_progress
@@ -21,6 +23,8 @@ SEARCH = Progress(
 def test_a_line_has_the_best_the_outcomes_and_the_time_left() -> None:
     text = "search | 55 s left | best 812.5 µs flash_fwd 128x64 w4 s3 | 29 ok, 2 compile error"
     assert describe(SEARCH) == text
+    predicted = describe(replace(SEARCH, outcomes={Outcome.PREDICTED: 29}))
+    assert predicted == "search | 55 s left | best predicted 812.5 µs flash_fwd 128x64 w4 s3 | 29 predicted"
 
 
 def test_nothing_known_yet_is_not_made_up() -> None:

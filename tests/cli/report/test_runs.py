@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blocktune.kernels.values.config import Origin
+from blocktune.tuner.cost.bands import predicted_text
 from tests.support.pages.browser import Page
 
 
@@ -23,10 +24,12 @@ def test_a_report_begins_with_the_newest_run_and_marks_predictions(
 ) -> None:
     unmeasured = {"time_us": None, "default_time_us": None, "paper_time_us": None, "speedup_over_default": None}
     tune.store(winner(origin=Origin.PREDICTED, **unmeasured))
+    best = winner()
+    predicted = predicted_text(790.0, best.config.kernel, best.shape, best.device)
     page = opened(browser, tune, tmp_path)
     assert page.page.locator("main > section").first.get_attribute("id") == "runs"
     assert page.text("#last-run").startswith(
-        f"NVIDIA H200, b2 h32 s8192 d64 bf16: {winner().config.label} takes 790.0 µs, predicted; "
+        f"NVIDIA H200, b2 h32 s8192 d64 bf16: {winner().config.label} takes {predicted}, predicted; "
     )
     assert "winners that ship with blocktune" in page.text("#shipped-runs summary")
     assert page.page.locator("#curve-stages").count() == 0, "without a sweep there is nothing to draw"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.hardware.device import device_named
+from blocktune.tuner.cost.bands import predicted_json
 
 
 def test_without_a_database_the_list_shows_what_ships_and_creates_none(tune) -> None:
@@ -74,7 +75,7 @@ def test_the_list_holds_every_winner_of_a_device(tune, winner) -> None:
         "config": winner().config.to_json(),
         "time_us": 812.5,
         "energy_mj": 540.5,
-        "predicted_us": 790.0,
+        **predicted_json(790.0, "flash_fwd", winner().shape, winner().device),
         "origin": "measured",
     }
     assert best["speedup_over_default"] == {"median": 1.2, "low": 1.19, "high": 1.21}

@@ -125,3 +125,11 @@ def test_a_present_device_is_preferred_to_its_catalogue_entry(monkeypatch: pytes
 def test_an_unknown_device_is_wrong_use() -> None:
     with pytest.raises(UnknownDeviceError, match="h200"):
         choose_device("h2000")
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "ladder"])
+def test_a_type_without_units_on_the_gpu_is_refused_with_the_way_out(tune, command: str) -> None:
+    result = tune(command, "--seq", 1024, "--dim", 64, "--device", "t4")
+    assert result.exit_code == 2
+    assert "Tesla T4 (compute capability 7.5) has no units for bfloat16" in result.stderr
+    assert "Take float16: --dtype fp16." in result.stderr

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from blocktune.cli.output.winners import winner_rows
 from blocktune.cli.shared import summary
 from blocktune.kernels.hardware import device
 from blocktune.kernels.values.config import Origin
+from blocktune.tuner.cost.bands import predicted_text
 
 SHAPE = ("best", "--seq", 8192, "--dim", 64, "--device", "h200")
 NAMES = ["GPU", "shape", "config", "time", "compared", "next"]
@@ -51,9 +53,28 @@ def test_a_default_that_wins_is_called_that_and_not_one_times_as_fast(tune, winn
 def test_a_prediction_is_no_promise(tune, winner) -> None:
     unmeasured = {"time_us": None, "default_time_us": None, "paper_time_us": None, "speedup_over_default": None}
     tune.store(winner(origin=Origin.PREDICTED, **unmeasured))
-    lines = six_lines(tune(*SHAPE).stdout)
-    assert lines["time"].startswith("790.0 µs by the cost model, not measured")
+    lines, time = six_lines(tune(*SHAPE).stdout), predicted_text(790.0, "flash_fwd", winner().shape, winner().device)
+    assert lines["time"].startswith(f"{time}, by the cost model, not measured")
     assert "x the speed" not in lines["compared"]
+
+
+def test_a_device_that_was_never_measured_is_unchecked_and_has_no_speed(winner, capsys) -> None:
+    unmeasured = {"time_us": None, "default_time_us": None, "paper_time_us": None, "speedup_over_default": None}
+    found = winner(origin=Origin.PREDICTED, device=device.device_named("a100"), **unmeasured)
+    predicted = {found.default: 900.0, found.paper: 950.0}
+    rows = winner_rows(found, predicted)
+    assert [row[4] for row in rows] == [f"{time}.0 µs, unchecked device" for time in (790, 900, 950)]
+    assert {row[5] for row in rows} == {"-"}
+    summary.show_winner(found, predicted)
+    lines = six_lines(capsys.readouterr().out)
+    assert lines["time"].startswith("790.0 µs, unchecked device, by the cost model")
+    assert lines["compared"].startswith("no speed over the default is claimed")
+
+
+def test_a_predicted_speed_has_the_bands_of_both(winner, capsys) -> None:
+    found = winner(origin=Origin.PREDICTED, time_us=None, default_time_us=None, speedup_over_default=None)
+    summary.show_winner(found, {found.default: 948.0})
+    assert six_lines(capsys.readouterr().out)["compared"].startswith("1.20x the speed of the default by the cost model")
 
 
 def test_where_a_call_gets_pytorch_s_kernel_that_is_the_config(tune) -> None:

@@ -17,6 +17,7 @@ from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, steps_down
+from blocktune.tuner.cost.bands import band_text
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.term_texts import ADVICE, BACKWARD_TERMS, FACTS, TERMS
 from blocktune.tuner.cost.text import text_of_analysis
@@ -46,9 +47,10 @@ def analysis(
 
 
 def bound_by(found: Analysis, **terms: float) -> Analysis:
-    """The same with a prediction of 1000 µs in which only these terms matter, whatever the cost model says."""
+    """The same with a prediction of 1000 µs in which only these terms matter, and a measurement near it."""
     zeros = dict.fromkeys(CostBreakdown.__dataclass_fields__, 1.0)
-    return replace(found, breakdown=CostBreakdown(**(zeros | {"total_us": 1000.0} | terms)))
+    breakdown = CostBreakdown(**(zeros | {"total_us": 1000.0} | terms))
+    return replace(found, breakdown=breakdown, measured_us=found.measured_us or 1000.0)
 
 
 def test_every_model_takes_part() -> None:
@@ -130,6 +132,24 @@ def test_a_model_that_is_far_from_the_measurement_explains_nothing(factor: float
         assert fact in text
 
 
+@pytest.mark.parametrize(
+    ("kernel", "device", "reason"),
+    [
+        ("flash_fwd", H200, "since measured times of such configs may be over 25 %"),
+        ("flash_fwd", device_named("a100"), "since nothing like this was measured on this device"),
+        ("flash_fwd_hopper", H200, ""),
+    ],
+)
+def test_advice_needs_a_narrow_band_or_a_measurement(kernel: str, device: DeviceSpec, reason: str) -> None:
+    found = of_kernel(kernel, SHAPE, device=device)
+    text = text_of_analysis(found)
+    assert f" µs, {band_text(kernel, SHAPE, device)}; " in text.splitlines()[0]
+    assert ("No advice is given, " + reason in text) is bool(reason)
+    assert ("To reduce " in text) is found.gives_advice is found.to_json()["gives_advice"] is not bool(reason)
+    assert found.breakdown is not None
+    assert "To reduce " in text_of_analysis(replace(found, measured_us=found.breakdown.total_us))
+
+
 def test_the_words_name_what_binds_and_what_lifts_it() -> None:
     text = text_of_analysis(bound_by(analysis(), tensor_us=900.0))
     assert "Predicted 1,000.0 µs" in text
@@ -148,7 +168,7 @@ def test_terms_that_are_level_bind_together_each_with_its_own_time() -> None:
     assert (
         "Bound by tensor (matrix products), alone 800.0 µs and exp (exponentials of the softmax), alone 784.0" in line
     )
-    assert "%" not in line, "shares of units that overlap would add up to more than the whole"
+    assert "%" not in line.partition("Bound by")[2], "shares of units that overlap would add up to more than the whole"
     assert "Exponentials take 0.98 times as long" in text
 
 

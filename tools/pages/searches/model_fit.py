@@ -11,12 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from blocktune.db.records.records import Trial
-from blocktune.kernels.registry import get_kernel
-from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.lab.error_bands import predicted_times, time_ratio
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import FAMILIES, family_of
-from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 FASTEST = 8
 """Configs of a kernel in a sweep that count."""
@@ -47,22 +44,10 @@ def fit_rows(sweeps: Iterable[Sweep]) -> list[FitRow]:
 
 def _ratios(sweep: Sweep) -> Iterator[tuple[str, list[float]]]:
     """Yield every kernel of a sweep with measured over predicted time of its fastest configs."""
-    scores = sweep.scores
-    by_kernel: dict[str, list[Trial]] = {}
-    for trial in sweep.timed.values():
-        if CompiledCode.recorded(trial.resources) is not None:
-            by_kernel.setdefault(trial.config.kernel, []).append(trial)
-    for kernel, trials in sorted(by_kernel.items()):
-        fastest = sorted(trials, key=lambda trial: scores[trial.config])[:FASTEST]
-        yield kernel, [_ratio(sweep, trial) for trial in fastest]
-
-
-def _ratio(sweep: Sweep, trial: Trial) -> float:
-    code = CompiledCode.recorded(trial.resources)
-    assert code is not None
-    assert trial.time_us is not None
-    kernel = get_kernel(trial.config.kernel)
-    return trial.time_us / predict_us(kernel, trial.config, sweep.shape, sweep.device, code)
+    predicted, scores = predicted_times(sweep), sweep.scores
+    for kernel in sorted({config.kernel for config in predicted}):
+        configs = sorted((config for config in predicted if config.kernel == kernel), key=scores.__getitem__)
+        yield kernel, [time_ratio(sweep, config, predicted[config]) for config in configs[:FASTEST]]
 
 
 def _row(family: str, kernel: str, ratios: list[list[float]]) -> FitRow:

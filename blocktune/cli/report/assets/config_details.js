@@ -20,7 +20,7 @@ BT.configPanel = (letter) => {
   const facts = [
     ["measured", `${BT.us(row.time_us)}, ${BT.number(row.tflops, 1)} TFLOP/s`],
     ["rounds", row.rounds ? `${row.rounds}, from ${BT.us(row.low_us)} to ${BT.us(row.high_us)}` : "–"],
-    ["predicted", row.total_us === null ? "not predicted" : `${BT.us(row.total_us)}, ${BT.signed(BT.percent(row.error), row.error)}`],
+    ["predicted", BT.predicted(row)],
     ["registers", `${BT.number(row.registers)} per thread${row.spill_bytes ? `, ${BT.bytes(row.spill_bytes)} spilled` : ", none spilled"}`],
     ["shared memory", BT.bytes(row.shared_bytes)],
     ["blocks/SM", `${BT.number(row.blocks_per_sm)} of ${BT.number(row.block_warps)} warps`],
@@ -84,7 +84,7 @@ BT.configList = () => {
   const rows = order.slice(0, BT.LISTED).map((index) => {
     const row = BT.trial(index);
     const pick = (letter) => BT.button(letter.toUpperCase(), () => BT.change({ [letter]: index }), { "aria-label": `Compare ${row.config} as ${letter.toUpperCase()}`, "aria-pressed": String(BT.state[letter] === index) });
-    return [BT.el("span", { class: "nowrap" }, pick("a"), " ", pick("b")), BT.el("span", { class: "nowrap" }, row.config), BT.us(row.time_us), BT.number(row.relative, 3), BT.number(row.tflops), BT.us(row.total_us), BT.number(row.registers), BT.bytes(row.spill_bytes), BT.number(row.blocks_per_sm)];
+    return [BT.el("span", { class: "nowrap" }, pick("a"), " ", pick("b")), BT.el("span", { class: "nowrap" }, row.config), BT.us(row.time_us), BT.number(row.relative, 3), BT.number(row.tflops), BT.predicted(row), BT.number(row.registers), BT.bytes(row.spill_bytes), BT.number(row.blocks_per_sm)];
   });
   const caption = `${BT.state.brush ? "Brushed" : "All"} configs, by the time over that of the anchor in the same rounds: ${rows.length} of ${BT.number(order.length)}`;
   return [

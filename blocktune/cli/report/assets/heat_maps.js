@@ -42,7 +42,7 @@ BT.cell = (row) => {
     config: row.config,
     time: `${BT.us(row.time_us)}, ${BT.number(row.tflops)} TFLOP/s`,
     rounds: row.rounds ? `${row.rounds}, ${BT.us(row.low_us)} to ${BT.us(row.high_us)}` : "–",
-    predicted: row.total_us === null ? "not predicted" : `${BT.us(row.total_us)} (${BT.signed(BT.percent(row.error), row.error)})`,
+    predicted: BT.predicted(row),
     resources: `${BT.number(row.registers)} registers, ${BT.bytes(row.shared_bytes)} shared, ${BT.number(row.block_warps)} warps`,
     spilled: row.spill_bytes ? `${BT.bytes(row.spill_bytes)} per thread` : "nothing",
     blocks: BT.number(row.blocks_per_sm),

@@ -19,7 +19,7 @@ BT.gpuWords = () => (BT.data.gpus.length ? `GPU of this machine: ${BT.data.gpus.
 
 BT.runSentence = (winner) => `${winner.device}, ${winner.label}: ${winner.config} takes ${BT.runTime(winner)}; ${BT.runGain(winner)}.`;
 
-BT.runTime = (winner) => (winner.time_us === null ? `${BT.us(winner.predicted_us)}, predicted` : BT.us(winner.time_us));
+BT.runTime = (winner) => (winner.time_us === null ? `${winner.predicted}, predicted` : BT.us(winner.time_us));
 
 BT.runGain = (winner) => {
   if (winner.config === winner.default) return "it is the default";

@@ -188,7 +188,7 @@ BT.ladderRows = (climb) => {
     const time = step.problem ? null : (step.time_us ?? step.predicted_us);
     const row = {
       step: BT.stepName(step), order, config: step.config, note: [step.idea, step.why, step.problem].filter(Boolean).join(". "),
-      time_us: time, before_us: before ?? time, right_us: time === null ? null : Math.max(time, before ?? time), predicted_us: step.predicted_us,
+      time_us: time, before_us: before ?? time, right_us: time === null ? null : Math.max(time, before ?? time), predicted_us: step.predicted_us, band: step.band,
       origin: step.time_us === null ? "predicted" : "measured", over_before: step.over_before,
       change: before !== null && time > before ? "slower" : "faster",
       gain: step.over_before === null ? "" : `×${BT.number(step.over_before, 2)}`,
@@ -200,7 +200,7 @@ BT.ladderRows = (climb) => {
 
 BT.ladderTable = (climb) => {
   const rate = (step) => (step.time_us ? BT.number(climb.flops / step.time_us / 1e6, 1) : "–");
-  const columns = { step: BT.stepName, time: (step) => BT.us(step.time_us), predicted: (step) => BT.us(step.predicted_us), "TFLOP/s": rate, "what is new": (step) => step.problem || step.idea };
+  const columns = { step: BT.stepName, time: (step) => BT.us(step.time_us), predicted: (step) => (step.predicted_us === null ? "–" : `${BT.us(step.predicted_us)}, ${step.band}`), "TFLOP/s": rate, "what is new": (step) => step.problem || step.idea };
   const kept = Object.entries(columns).filter(([, cell]) => climb.steps.some((step) => cell(step) !== "–"));
   return BT.tableOf(kept.map(([name]) => name), climb.steps.map((step) => kept.map(([, cell]) => cell(step))), `The ladder of ${climb.label}`);
 };

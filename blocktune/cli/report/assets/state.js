@@ -69,6 +69,14 @@ BT.trial = (index) => {
   return row;
 };
 
+BT.bandOf = (row) => BT.table.bands[row.kernel] ?? "unchecked kernel";
+
+BT.predicted = (row) => {
+  if (row.total_us === null) return "not predicted";
+  const off = row.error === null ? "" : `; ${BT.signed(BT.percent(row.error), row.error)} from the measured time`;
+  return `${BT.us(row.total_us)}, ${BT.bandOf(row)}${off}`;
+};
+
 BT.label = (row) =>
   `${row.kernel} ${row.block_m}x${row.block_n} w${row.num_warps} s${row.num_stages}` +
   Object.entries(row.extra).map(([name, value]) => ` ${name}=${value}`).join("");

@@ -28,7 +28,7 @@ BT.laneWords = (letter, row) => {
   if (row.total_us === null) return `${letter}, ${row.config}: there is no prediction for this config.`;
   const most = Object.keys(BT.table.terms).sort((one, two) => row[two] - row[one])[0];
   const off = row.error === null ? "" : ` Measured ${BT.us(row.time_us)}, so the model is ${BT.percent(Math.abs(row.error))} ${row.error > 0 ? "above" : "below"} it${Math.abs(row.error) > 0.25 ? " and explains this config badly" : ""}.`;
-  return `${letter}, ${row.config}: predicted ${BT.us(row.total_us)}; the longest unit is ${BT.table.terms[most]}, alone ${BT.us(row[most])}.${off}`;
+  return `${letter}, ${row.config}: predicted ${BT.us(row.total_us)}, ${BT.bandOf(row)}; the longest unit is ${BT.table.terms[most]}, alone ${BT.us(row[most])}.${off}`;
 };
 
 BT.lanesOf = (letter, row) => {

@@ -76,6 +76,7 @@ def ladder() -> Spec:
         alt.Tooltip("time_us:Q", format=",.1f", title="time, µs"),
         "origin:N",
         alt.Tooltip("predicted_us:Q", format=",.1f", title="predicted, µs"),
+        alt.Tooltip("band:N", title="error of predictions"),
         alt.Tooltip("over_before:Q", format=".2f", title="faster than the step before"),
         "note:N",
     ]

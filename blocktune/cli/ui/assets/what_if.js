@@ -129,7 +129,7 @@ BT.answerParts = (job) => {
     ["spilled", resources.spill_bytes ? `${BT.bytes(resources.spill_bytes)} per thread` : "nothing"],
     ["shared memory", BT.bytes(resources.shared_bytes)],
     ["blocks/SM", `${BT.number(occupancy.blocks_per_sm)}, ${BT.percent(occupancy.occupancy)} occupancy, limited by ${occupancy.limiters.map((name) => BT.LIMIT_WORDS[name]).join(" and ")}`],
-    ["predicted", answer.predicted_us === null ? "not predicted" : `${BT.us(answer.predicted_us)}, ${BT.number(answer.flops / answer.predicted_us / 1e6)} TFLOP/s`],
+    ["predicted", answer.predicted_us === null ? "not predicted" : `${answer.predicted}; ${BT.number(answer.flops / answer.predicted_us / 1e6)} TFLOP/s`],
   ];
   return [
     BT.tableOf(["", ""], facts),
