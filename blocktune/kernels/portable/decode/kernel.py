@@ -59,6 +59,10 @@ _FORWARD = FlashForward()
 """Its tiles of float32 are the same, and so is what they take."""
 
 
+MANY_NUMBERS = 128
+"""Of the output in a thread, from which on a loop spills."""
+
+
 class FlashDecode(AttentionKernel):
     """Split-KV decoding with packed query heads."""
 
@@ -74,6 +78,15 @@ class FlashDecode(AttentionKernel):
         "overlap": (0, 1, 2),
     }
     follows_shape: ClassVar[tuple[str, ...]] = ("block_m", "splits", "overlap")
+
+    def slow_reason(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        """Return why a config is slow if its output fills the registers: of 489 configs of 16 bits on Hopper with
+        `MANY_NUMBERS` of it in a thread the best took 22 % more than the best of its shape, and half of them three
+        times as long."""
+        numbers = config.block_m * operand_widths(shape)[1] // (WARP_SIZE * config.num_warps)
+        if numbers < MANY_NUMBERS or limits.mma != "wgmma" or shape.element_bytes > 2:
+            return None
+        return f"{config.block_m} rows of output take {numbers} registers of a thread with {config.num_warps} warps"
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Return the broken rules, besides the range of every parameter: a merge that is launched early needs the

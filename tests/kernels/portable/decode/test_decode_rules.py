@@ -44,6 +44,15 @@ def test_overlap_needs_its_hardware(overlap: int) -> None:
     assert f"`overlap` {overlap} of flash_decode needs programmatic dependent launch" in text
 
 
+@pytest.mark.parametrize(("num_warps", "slow"), [(2, True), (4, True), (8, False)])
+def test_an_output_that_fills_the_registers_is_slow_on_hopper(num_warps: int, slow: bool) -> None:
+    asked = shape_of(batch=16, num_heads=192, num_heads_kv=12, seqlen_q=3, seqlen_k=1738, head_dim=160)
+    config = config_of(64, 64, 2, num_warps)
+    assert (KERNEL.slow_reason(config, asked, limits_for((9, 0))) is not None) is slow
+    assert KERNEL.slow_reason(config, asked, limits_for((8, 0))) is None
+    assert KERNEL.violations(config, asked, limits_for((9, 0))) == ()
+
+
 def test_a_pair_is_two_splits() -> None:
     (text,) = KERNEL.violations(config_of(splits=4, overlap=2), shape_of(), HOPPER)
     assert "`overlap` 2 of flash_decode merges two splits, but got 4" in text
