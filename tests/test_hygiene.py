@@ -82,6 +82,7 @@ OTHER_DOORS: dict[str, dict[str, str]] = {
     "tuner/measure/lock_file.py": {
         "os.fdopen": "writes nothing",
         "os.open": "a lock of its own, opened without waiting",
+        "Path(f'/proc/{process}/stat').read_text": "a line of the kernel's",
     },
     "tuner/launches/arguments.py": {"(folder / description['file']).read_bytes": "tensors of its parent, of any size"},
     "cli/main.py": {"os.open": "/dev/null"},
@@ -123,6 +124,7 @@ WHOLE_ENVIRONMENTS = {
     "tuner/measure/worker_process.py": "for a child",
     "tuner/profile/nsight_compute.py": "for a child",
     "kernels/files/variables.py": "the one reader",
+    "kernels/files/file_path.py": "XDG_CACHE_HOME",
     "kernels/files/line_file.py": "XDG_STATE_HOME",
     "runtime/store_reader/places.py": "XDG_DATA_HOME",
     "cli/output/progress.py": "TERM",

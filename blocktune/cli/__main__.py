@@ -7,7 +7,7 @@ from blocktune.cli.shared.tune_command import command_meant, run_command
 from blocktune.kernels.values.errors import MissingPackageError
 
 NEEDED = ("alembic", "numpy", "optuna", "rich", "sqlalchemy", "typer")
-"""Packages of `blocktune[tune]`. Commands import them late; all are asked for at the start."""
+"""Packages of `blocktune[tune]`. Commands import them late; the start checks for all."""
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from blocktune.kernels.files.reading import SYSTEM_BYTES, read_bytes
+
 OURS = "blocktune"
 RAY, RAYS_WORDS = "ray", frozenset({"add-note", "list-experiments", "list-trials", "ls", "lsx"})
 """Ray's command has few words, and none of ours is among them: each of the two packages keeps its own."""
@@ -34,7 +36,7 @@ def command_meant(words: list[str]) -> EntryPoint | None:
 def script_owner(commands: Iterable[EntryPoint], folder: Path) -> EntryPoint | None:
     """Return which of these commands the script `tune` in a folder runs; None where there is no script, or another."""
     script = folder / "tune"
-    text = script.read_text(errors="replace") if script.is_file() else ""
+    text = read_bytes(script, SYSTEM_BYTES).decode(errors="replace") if script.is_file() else ""
     return next((each for each in commands if f"from {each.module} import" in text), None)
 
 

@@ -24,14 +24,14 @@ _WRITTEN = "_blocktune_written"
 """The attribute of a tuner with what was written here into its own cache; a library wrote the rest."""
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """A kind of call: the device of its tensors, its problem, and the size of the launch that was decided."""
 
     device: int | None
     problem: LaunchProblem
     size: LaunchSize | None
 
-    def covers(self, other: "Place") -> bool:
+    def covers(self, other: "CallPlace") -> bool:
         """Return whether a choice for this kind of call serves another one."""
         if (self.device, self.problem) != (other.device, other.problem):
             return False
@@ -84,7 +84,7 @@ class ChoiceTable:
 
     def __init__(self, kernel: str, tuner: "Autotuner") -> None:
         self._kernel, self._tuner = kernel, tuner
-        self.served: dict[Place, BoundLaunch] = {}
+        self.served: dict[CallPlace, BoundLaunch] = {}
         self.fast: dict[tuple[object, ...], BoundLaunch] = {}
         self._calls_before = 0
         self._launches_before: dict[Kind, Launches] = {}
@@ -113,7 +113,7 @@ class ChoiceTable:
         """Put a choice where programs look for it."""
         self._tuner.cache[key] = self._written[key] = config
 
-    def find(self, place: Place) -> BoundLaunch | None:
+    def find(self, place: CallPlace) -> BoundLaunch | None:
         """Return what serves a kind of call, or another one of nearly its size."""
         exact = self.served.get(place)
         return exact or next((served for kept, served in self.served.items() if kept.covers(place)), None)
@@ -125,13 +125,13 @@ class ChoiceTable:
         self.fast[quick] = served
         self.cached = len(self._tuner.cache)
 
-    def keep(self, place: Place, served: BoundLaunch) -> None:
+    def keep(self, place: CallPlace, served: BoundLaunch) -> None:
         """Keep what serves a kind of call. Where there are too many, the older half is forgotten."""
         if len(self.served) >= MAX_CHOICES and place not in self.served:
             self.drop(list(self.served)[: MAX_CHOICES // 2])
         self.served[place] = served
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[CallPlace]) -> None:
         """Forget what serves some kinds of calls, and keep the counts of their launches."""
         for place in places:
             served = self.served.pop(place)
@@ -143,7 +143,7 @@ class ChoiceTable:
         self.fast = {}
         self.cached = len(self._tuner.cache)
 
-    def _count(self, counted: dict[Kind, Launches], place: Place, served: BoundLaunch) -> None:
+    def _count(self, counted: dict[Kind, Launches], place: CallPlace, served: BoundLaunch) -> None:
         """Add the launches of a kind of call to counts, of which the oldest make room."""
         if served.explanation.device is not None:
             kind = Kind(served.explanation.device, self._kernel, place.problem)

@@ -24,7 +24,7 @@ from blocktune.runtime.autotuned.call import (
     size_of,
 )
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter, require_names, unstored_problem
-from blocktune.runtime.autotuned.choices import BoundLaunch, ChoiceTable, Place
+from blocktune.runtime.autotuned.choices import BoundLaunch, CallPlace, ChoiceTable
 from blocktune.runtime.autotuned.config import METHOD, LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.settings import Settings, method_digest
@@ -172,12 +172,12 @@ class TunedKernel:
                 tell_choice(self.tuner, served.stock_key, place.problem.label, served.explanation, served.timings)
         return served
 
-    def _place(self, quick: tuple[object, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> Place:
+    def _place(self, quick: tuple[object, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> CallPlace:
         """Return the kind of a call."""
         problem = unstored_problem(quick)
         with tolerance(self.name, "its key"):
             problem = self._problem(args, kwargs)
-        return Place(_device_of(args, kwargs), problem, self._size(args, kwargs))
+        return CallPlace(_device_of(args, kwargs), problem, self._size(args, kwargs))
 
     def _size(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchSize | None:
         """Return the size of a launch, as far as its grid tells."""
@@ -190,7 +190,7 @@ class TunedKernel:
         problem = self._key.problem(args, kwargs)
         return problem.having({METHOD: self._method}) if self._method else problem
 
-    def _bound(self, place: Place, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
+    def _bound(self, place: CallPlace, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         """Return what serves a call, with the choice made now."""
         problem = place.problem
         key, started = stock_key(self.tuner, args, kwargs), time.monotonic()
@@ -214,7 +214,7 @@ class TunedKernel:
 
     def _decided(
         self,
-        place: Place,
+        place: CallPlace,
         configs: "list[triton.Config]",
         args: Sequence[object],
         kwargs: Mapping[str, object],

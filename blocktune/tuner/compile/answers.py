@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 _WORDS = (
     "failed with error code -9",  # ptxas, killed from outside: most likely memory ran out
-    "failed with error code 137",  # the same, told by a script around it
+    "failed with error code 137",  # the same, from a script around it
     "No space left on device",
     "busy or unavailable",  # another process has the GPU to itself
     "no CUDA-capable device",

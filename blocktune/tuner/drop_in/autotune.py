@@ -104,7 +104,7 @@ def autotune(
             `launch_metadata` of `triton.jit` says so, or the compiled code is counted.
 
     Raises:
-        UsageError: a config has another type, a name is none of the kernel's arguments, or a setting is out of range.
+        UsageError: a config has another type, the kernel has no argument of a name, or a setting is out of range.
     """
     if key is None:
         raise UsageError(

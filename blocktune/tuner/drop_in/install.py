@@ -51,7 +51,7 @@ class _Installed:
 
 _installed: _Installed | None = None
 _stock: dict[str, Run] = {}
-"""What stood in the place of our methods, by name. Those of libraries that replaced ours since may still call ours."""
+"""The methods that ours replaced, by name. Those of libraries that replaced ours since may still call ours."""
 _named: set[object] = set()
 """Methods of others that were named."""
 _lock = threading.Lock()
@@ -105,7 +105,7 @@ def install_without_compiler(
 
 def uninstall() -> None:
     """Give every kernel its own tuner back; what was chosen is forgotten. Kernels of `blocktune.autotune` stay, and so
-    do methods that another library has put in the place of ours."""
+    do methods with which another library has replaced ours."""
     global _installed
     _name_strangers()
     with _lock:
@@ -121,7 +121,7 @@ def _ours() -> dict[str, Run]:
 
 
 def _name_strangers() -> None:
-    """Say once which methods of other libraries stand in the place of ours: kernels are tuned as far as those call what
+    """Say once which methods of other libraries replaced ours: kernels are tuned as far as those call what
     they replaced."""
     for name, ours in _ours().items():
         found = getattr(Autotuner, name)

@@ -30,7 +30,7 @@ LEAST_SECONDS, LOCK_TIMEOUT_SECONDS = 1.0, 30.0
 """How long a store is waited for at least, since writers take turns, and at most."""
 
 OpenStore = Callable[[float], "ResultStore"]
-"""Opens a store, whose lock is waited for so many seconds."""
+"""Opens a store, and waits that many seconds for its lock."""
 
 
 def open_store(lock_timeout_seconds: float) -> "ResultStore":
@@ -61,7 +61,7 @@ class CallResults:
 
     @contextmanager
     def opened(self) -> Iterator["ResultStore"]:
-        """Yield the store; a long wait for it is told."""
+        """Yield the store; a long wait for it is logged."""
         from blocktune.db.tables.waiting import slow_answer_warning
 
         seconds = self.lock_timeout_seconds

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from blocktune.kernels.files.file_path import cache_folder
 
 QUIET_SECONDS = 5.0
-"""How long a lock is waited for before that is told."""
+"""How long a process waits for a lock before it says so."""
 
 _PAUSE_SECONDS = 0.05
 
