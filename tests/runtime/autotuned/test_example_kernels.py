@@ -9,6 +9,7 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
+from blocktune.runtime.autotuned.choices import CallPlace
 from blocktune.runtime.autotuned.config import LaunchProblem
 from examples.autotuned_attention import attention
 from examples.autotuned_grouped_matmul import expert_config_file, grouped_matmul, grouped_matmul_kernel
@@ -41,8 +42,9 @@ def test_experts_have_rows_of_any_number() -> None:
 def test_winners_are_written_as_servers_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = triton.Config({"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128}, num_warps=8, num_stages=4)
     explanation = SimpleNamespace(launched=config)
-    served = {LaunchProblem.of({"tokens": tokens}): SimpleNamespace(explanation=explanation) for tokens in (1024, 64)}
-    monkeypatch.setattr(grouped_matmul_kernel.kernel, "served", served)
+    places = (CallPlace(0, LaunchProblem.of({"tokens": tokens}), None) for tokens in (1024, 64))
+    served = dict.fromkeys(places, SimpleNamespace(explanation=explanation))
+    monkeypatch.setattr(grouped_matmul_kernel.kernel.table, "served", served)
     path = expert_config_file(tmp_path, "NVIDIA H200")
     assert path.name == "E=8,N=2048,device_name=NVIDIA_H200.json"
     each = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "num_warps": 8, "num_stages": 4}
