@@ -131,6 +131,10 @@ def require_type(name: str, given: object, kind: type, way_out: str) -> None:
         raise WrongTypeError(f"`{name}` must be of type {kind.__name__}, but got {given!r:.100}. {way_out}")
 
 
+NO_EXTRA = ("", "blocktune", "torch", "triton")
+"""What fails to be imported for another reason than that an extra is missing."""
+
+
 @contextmanager
 def needing(extra: str, purpose: str) -> Iterator[None]:
     """Let an import that fails in the block say which extra of blocktune brings the package; `purpose` begins the
@@ -144,7 +148,9 @@ def needing(extra: str, purpose: str) -> Iterator[None]:
     except MissingPackageError:
         raise
     except ImportError as error:
-        package = (error.name or "a package").partition(".")[0]
+        package = (error.name or "").partition(".")[0]
+        if package in NO_EXTRA:
+            raise
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}"
         raise MissingPackageError(
             f'{purpose} needs {package}, but {package} {state}. Install it: pip install "blocktune[{extra}]"'

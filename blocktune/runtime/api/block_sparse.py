@@ -40,7 +40,7 @@ def block_sparse_attention(
         )
     way = ("block_sparse_attention", block_mask.block_q, block_mask.block_k, is_causal, scale)
     tensors = (query, key, value, block_mask.mask)
-    bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
+    bound = None if is_compiling() else dispatcher.find_dense_call(way, *tensors)
     if bound is not None:
         return bound(query, key, value, block_mask=block_mask)[0]
     check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)

@@ -161,12 +161,14 @@ class TunedKernel:
             quick = self._quick(args, kwargs)
             place = self._place(quick, args, kwargs)
             known = self.table.find(place)
-            if known is None and _is_capturing():  # where nothing can be measured, another size may serve
-                known = self.table.find(place._replace(size=None))
+            other = self.table.find(place._replace(size=None)) if known is None and _is_capturing() else None
+            if other is not None:
+                return other  # where nothing can be measured, another size serves; calls outside choose anew
             served = known or self._bound(place, args, kwargs)
             if known is None:
                 self.table.keep(place, served)
-            self.table.remember(quick, served)
+            if place.size is None or not place.size.is_trivial:  # a buffer's next launch may have work
+                self.table.remember(quick, served)
         if known is None and served.timings:  # after the lock, since a listener may wait for other launches
             with tolerance(self.name, "the listener of Triton's knobs"):
                 tell_choice(self.tuner, served.stock_key, place.problem.label, served.explanation, served.timings)

@@ -19,7 +19,7 @@ from blocktune.runtime.dispatch.graphs import attend as graphs
 from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
-from blocktune.runtime.dispatch.launches.padding import PaddedCall, Padding, padding_of
+from blocktune.runtime.dispatch.launches.padding import PaddedCall, Padding, copies_of_kind, padding_of
 from blocktune.runtime.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import (
@@ -155,7 +155,7 @@ class Engine(SourcedEngine):
         """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
         computes the call, which has no `call_obstacle`."""
         padding = padding_of(query, value, call)
-        if padding is not None:
+        if padding is not None and call.obstacle(query, key, value) is None:
             return self._serve_padded(padding, query, key, value, call, lse=lse, layout=layout, remember=remember)
         resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
         if isinstance(plans, TorchPlan):
@@ -185,17 +185,18 @@ class Engine(SourcedEngine):
     ) -> Results | TorchPlan:
         """Return `serve` of copies with zeros."""
         resolver = self._resolver
-        kind = call.kind(query, key, value), needs_gradients(query, key, value), lse
+        kind = call.kind(query, key, value), needs_gradients(query, key, value, call.extras.sinks), lse
         if kind in resolver.unpadded:
             return resolver.unpadded[kind]
 
         def remember_padded(fast_path: FastPath, bound: BoundCall) -> None:
             if remember is not None:
-                remember(fast_path, PaddedCall(bound, padding, layout))
+                remember(fast_path, PaddedCall(bound, copies_of_kind(padding, query, key, value), layout))
 
         found = self.serve(*padding.copies(query, key, value), call, lse=lse, remember=remember_padded)
         if isinstance(found, TorchPlan):
-            resolver.keep_unpadded(kind, found)
+            if not is_capturing(query):  # what fails in a capture holds there alone
+                resolver.keep_unpadded(kind, found)
             return found
         return found[0][..., : value.shape[3]], found[1]
 

@@ -48,37 +48,37 @@ def wrong_with_one_warp(launch: Launch) -> None:
 
 def test_a_search_around_the_list_finds_the_fastest(gpu: FakeGpu) -> None:
     gpu.effect = doubling
-    kernel, x = decorated(expand=True), torch.ones(1000)
-    kernel[grid](x, 1000, 2.0)
-    assert torch.equal(x, torch.full((1000,), 2.0))
+    kernel, x = decorated(expand=True), torch.ones(5000)
+    kernel[grid](x, 5000, 2.0)
+    assert torch.equal(x, torch.full((5000,), 2.0))
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
     (choice,) = kernel.kernel.choices.values()
     assert min(choice.times_us, key=choice.times_us.__getitem__) == choice.config
     assert len(choice.times_us) > len(LIST)
     timed = len(gpu.timed)
     again = decorated(expand=True)
-    again[grid](x, 1000, 2.0)
+    again[grid](x, 5000, 2.0)
     assert again.best_config == kernel.best_config
-    decorated()[grid](x, 1000, 2.0)  # the list alone is another question
+    decorated()[grid](x, 5000, 2.0)  # the list alone is another question
     assert gpu.launches[-1].arguments["BLOCK"] == 1024
     assert len(gpu.timed) == timed
 
 
 def test_a_search_goes_on_from_a_list_that_was_measured(gpu: FakeGpu) -> None:
     gpu.effect = doubling
-    decorated()[grid](torch.ones(1000), 1000, 2.0)
+    decorated()[grid](torch.ones(5000), 5000, 2.0)
     timed = len(gpu.timed)
     kernel = decorated(expand=True)
-    kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel[grid](torch.ones(5000), 5000, 2.0)
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
     assert 2048 not in {launch.arguments["BLOCK"] for launch in gpu.timed[timed:]}  # it was slow before
 
 
 def test_a_config_that_computes_something_else_is_not_taken(gpu: FakeGpu) -> None:
     gpu.effect = wrong_with_one_warp
-    kernel, x = decorated(expand=True), torch.ones(1000)
-    kernel[grid](x, 1000, 2.0)
-    assert torch.equal(x, torch.full((1000,), 2.0))
+    kernel, x = decorated(expand=True), torch.ones(5000)
+    kernel[grid](x, 5000, 2.0)
+    assert torch.equal(x, torch.full((5000,), 2.0))
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 2)
     (choice,) = kernel.kernel.choices.values()
     wrong = [reason for label, reason in choice.dropped.items() if "num_warps=1" in label]
@@ -106,7 +106,7 @@ def test_what_is_stored_by_descriptors_is_compared_too(gpu: FakeGpu) -> None:
 
 def test_the_budget_bounds_the_search(gpu: FakeGpu) -> None:
     gpu.effect = doubling
-    decorated(expand=3)[grid](torch.ones(1000), 1000, 2.0)
+    decorated(expand=3)[grid](torch.ones(5000), 5000, 2.0)
     configs = {(launch.arguments["BLOCK"], launch.num_warps, launch.num_stages) for launch in gpu.timed}
     assert len(configs) <= len(LIST) + 3
     with pytest.raises(UsageError, match="`expand` and `isolate` cannot be combined"):
@@ -119,7 +119,7 @@ def test_two_steps_that_make_up_for_each_other_are_tried_where_one_is_not_faster
 
     gpu.effect, gpu.time_us = doubling, time_us
     kernel = autotune(LIST[:1], ["n"], restore_value=["x"], expand=True)(scale_kernel.fn)
-    kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel[grid](torch.ones(5000), 5000, 2.0)
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (2048, 8)
 
 
@@ -128,13 +128,18 @@ def test_equal_code_is_not_measured_again(gpu: FakeGpu) -> None:
     gpu.effect = doubling
     scale_kernel.fn.device_caches.clear()  # what this process has launched is not compiled ahead, nor compared
     kernel = decorated(expand=True)
-    kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel[grid](torch.ones(5000), 5000, 2.0)
     assert {launch.num_stages for launch in gpu.timed} == {3}
     assert len({launch.num_warps for launch in gpu.timed}) > 2
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [("put_all", "Measurements wait in"), ("trials", "are not kept"), ("best", "are not kept")]
+    ("method", "words"),
+    [
+        ("put_all", "Measurements wait in"),
+        ("trials", "without a store of its results"),
+        ("best", "without a store of its results"),
+    ],
 )
 def test_a_store_that_fails_during_a_search_costs_a_warning(
     method: str, words: str, gpu: FakeGpu, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -148,10 +153,10 @@ def test_a_store_that_fails_during_a_search_costs_a_warning(
 
     monkeypatch.setattr(ResultStore, method, fail)
     gpu.effect = doubling
-    kernel, x = decorated(expand=True), torch.ones(1000)
+    kernel, x = decorated(expand=True), torch.ones(5000)
     with caplog.at_level(logging.WARNING, "blocktune"):
-        kernel[grid](x, 1000, 2.0)
-    assert torch.equal(x, torch.full((1000,), 2.0))
+        kernel[grid](x, 5000, 2.0)
+    assert torch.equal(x, torch.full((5000,), 2.0))
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
     assert words in caplog.text
 
@@ -165,13 +170,13 @@ def test_without_a_store_the_process_keeps_the_winner(
     gpu.effect = doubling
     kernel = decorated(expand=True)
     with caplog.at_level(logging.WARNING, "blocktune"):
-        kernel[grid](torch.ones(1000), 1000, 2.0)
-    assert "are not kept" in caplog.text
+        kernel[grid](torch.ones(5000), 5000, 2.0)
+    assert "without a store of its results" in caplog.text
     (row,) = known_rows(H200)  # which is what other ranks are sent
     assert json.loads(row["config"])["BLOCK"] == 256
     gpu.timed.clear()
     forget_choices()
-    kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel[grid](torch.ones(5000), 5000, 2.0)
     assert not gpu.timed
 
 
@@ -181,7 +186,7 @@ def test_reasons_are_read_from_a_store_whose_label_hides_a_password(
     monkeypatch.setattr(ResultStore, "label", "postgresql://user:***@host/results")
     gpu.effect = wrong_with_one_warp
     kernel = decorated(expand=True)
-    kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel[grid](torch.ones(5000), 5000, 2.0)
     (choice,) = kernel.kernel.choices.values()
     assert choice.dropped
 
@@ -197,11 +202,11 @@ def test_an_interrupted_search_interrupts_the_call(gpu: FakeGpu, path: Path) -> 
     gpu.effect, gpu.time_us = doubling, interrupted
     kernel = decorated(expand=True)
     with pytest.raises(KeyboardInterrupt):
-        kernel[grid](torch.ones(1000), 1000, 2.0)
+        kernel[grid](torch.ones(5000), 5000, 2.0)
     with ResultStore.open(path) as store:
         assert store.kernel_bests() == []
     gpu.time_us = find_time_us
-    kernel[grid](torch.ones(1000), 1000, 2.0)
+    kernel[grid](torch.ones(5000), 5000, 2.0)
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
 
 

@@ -23,6 +23,7 @@ from blocktune.runtime.dispatch.torch_attention import HALVES
 MULTIPLE = 8
 
 Triple = tuple[Tensor, Tensor, Tensor]
+MakeCopies = Callable[[Tensor, Tensor, Tensor], Triple]
 
 
 class Padding(NamedTuple):
@@ -65,37 +66,34 @@ class PaddedCall:
 
     Args:
         bound: computes the calls of the copies.
-        padding: makes the copies.
+        copies: makes them of tensors [batch, heads, length, dim].
         layout: of query, key, value and output.
     """
 
-    __slots__ = ("_bound", "_copies", "_layout", "_padding", "drops")
+    __slots__ = ("_bound", "_copies", "_layout", "drops")
 
-    def __init__(self, bound: BoundCall, padding: Padding, layout: Layout = Layout.HEADS_FIRST) -> None:
-        self._bound, self._padding, self._layout, self.drops = bound, padding, layout, bound.drops
-        self._copies: Callable[[Tensor, Tensor, Tensor], Triple] | None = None
+    def __init__(self, bound: BoundCall, copies: MakeCopies, layout: Layout = Layout.HEADS_FIRST) -> None:
+        self._bound, self._copies, self._layout, self.drops = bound, copies, layout, bound.drops
 
     def with_layout(self, layout: Layout) -> "PaddedCall":
         """Return the same calls with tensors of another layout."""
-        return PaddedCall(self._bound, self._padding, layout)
+        return PaddedCall(self._bound, self._copies, layout)
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, **call_values: Any
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self._layout.to_heads_first(query, key, value)
-        if self._copies is None:
-            self._copies = _copies_of_kind(self._padding, query, key, value)
         out, sums = self._bound(*self._copies(query, key, value), *tensors, **call_values)
         return self._layout.from_heads_first(out[..., : value.shape[3]]), sums
 
 
-def _copies_of_kind(
-    padding: Padding, query: Tensor, key: Tensor, value: Tensor
-) -> Callable[[Tensor, Tensor, Tensor], Triple]:
-    """Return what copies tensors like these: one launch on a GPU."""
+def copies_of_kind(padding: Padding, query: Tensor, key: Tensor, value: Tensor) -> MakeCopies:
+    """Return what copies tensors like these: one launch on a GPU, which is made once here. The next one may be captured
+    in a CUDA graph, where no kernel can be loaded."""
     if query.device.type != "cuda" or any(tensor.stride(3) != 1 for tensor in (query, key, value)):
         return padding.copies
     copies = LaunchedCopies(padding, query, key, value)
+    copies(query, key, value)
     if not needs_gradients(query, key, value):
         return copies
     return lambda *tensors: PadRows.apply(copies, *tensors)

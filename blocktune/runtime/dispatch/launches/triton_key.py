@@ -67,7 +67,7 @@ def _state_of_triton(root: Path) -> str:
     whatever time they give it."""
     found = []
     for folder in HASHED:
-        for parent, _, names in os.walk(root / folder):
+        for parent, _, names in os.walk(root / folder, followlinks=True):
             for name in names:
                 if name.endswith((".py", ".so")):
                     state = os.stat(os.path.join(parent, name))

@@ -108,8 +108,7 @@ def test_a_workspace_lives_until_the_last_kernel_has_started(entry: str, monkeyp
     launches = Launches(workspaces)
     pretend_kernels(monkeypatch, launches)
     monkeypatch.setattr(Recorder, "__getitem__", forgetful)
-    monkeypatch.setattr(RecordedLaunch, "known", None)  # the ordinary way, which graphs capture
-    monkeypatch.setattr(RecordedLaunch, "launch", lambda self, start, inputs: start())
+    monkeypatch.setattr(RecordedLaunch, "launch", lambda self, start, inputs: start())  # the ordinary way
     call, _ = entry_calls("cpu", Dispatcher(ListSource()))[entry]()
     call()
     monkeypatch.setattr(torch, "empty", workspaces.empty)

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune import Dispatcher, flash_attn_func
 from blocktune.kernels.values.shape import Causal
+from blocktune.runtime.api.hugging_face import transformers_attention
 from blocktune.runtime.dispatch import resolver, snapshot
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.launches.padding import Padding, padding_of
@@ -123,3 +124,11 @@ def test_explain_says_what_serves_the_copies(kernels: Kernels) -> None:
     explanation = Dispatcher(ListSource()).explain(query, query, query)
     assert explanation.shape is not None
     assert explanation.shape.head_dim == 72
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("dim", "key_dim"), [(50, 100), (50, 52), (64, 72)])
+def test_heads_of_different_dimensions_are_refused_with_copies_and_without(dim: int, key_dim: int) -> None:
+    query, key = heads(2, 12, dim).detach(), heads(2, 12, key_dim).detach()
+    with pytest.raises(RuntimeError):
+        transformers_attention(torch.nn.Module(), query, key, query, None, softcap=2.0)
