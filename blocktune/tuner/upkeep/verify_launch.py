@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from blocktune.db.records.records import KernelBest, KernelTrial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.call import FAR, AutotunedCall, LaunchSize
 from blocktune.runtime.autotuned.config import BYTES, PROGRAMS, KernelProblem, LaunchConfig
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.tune_launch import tune_launch
@@ -14,13 +14,23 @@ from blocktune.tuner.upkeep.verification import Recheck, Verification
 
 
 def stored_winner(call: AutotunedCall, device: DeviceSpec, store: ResultStore) -> KernelBest | None:
-    """Return the winner of a call that a store holds; version 0.1 stored none with its size."""
-    sized = call.listed_problem
+    """Return the winner that a store holds for a call, or for one of nearly its size, which serves it as well; version
+    0.1 stored none with its size."""
+    wanted = call.listed_problem.without(PROGRAMS, BYTES)
     found = (
-        store.best(device, KernelProblem(call.name, problem), kernel_hash=call.source_hash)
-        for problem in (sized, sized.without(PROGRAMS, BYTES))
+        (_factor(call, best), best)
+        for best in store.kernel_bests(device)
+        if (best.config.kernel, best.kernel_hash) == (call.name, call.source_hash)
+        and best.shape.problem.without(PROGRAMS, BYTES) == wanted
     )
-    return next(filter(None, found), None)
+    near = [each for each in found if each[0] <= FAR]
+    return min(near, key=lambda each: each[0])[1] if near else None
+
+
+def _factor(call: AutotunedCall, best: KernelBest) -> float:
+    """Return how many times larger one of two launches is; `FAR` where the size of one is not known."""
+    size = LaunchSize.stored(best.shape.problem)
+    return FAR if size is None or call.size is None else call.size.factor(size)
 
 
 def verify_launch(

@@ -42,7 +42,7 @@ def tuned(tune: Any) -> Any:
 
 def test_a_kernel_is_tuned_without_its_program(tuned: Any, gpu: FakeGpu) -> None:
     winner = "measured 110.0 µs scale_kernel BLOCK=256 num_stages=3 num_warps=2, 2.164x (2.164 to 2.164)"
-    assert f"n=1000 (fp32 float): {winner} over the default; 6 ok" in tuned.said
+    assert f"n=1000 (fp32 float) 8 programs: {winner} over the default; 6 ok" in tuned.said
     assert tuned.said.count(winner) == 2
     timed = len(gpu.timed)
     (again,) = json.loads(tuned("run", KERNEL, *ARGS, "--grid", "n=1000", "--json").stdout)["runs"]
@@ -127,7 +127,7 @@ def test_sizes_come_from_calls_that_had_to_wait(tune: Any, tmp_path: Path, monke
 
 def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path) -> None:
     device = ("--device", "h200")
-    assert f"{KERNEL} n=1000 (fp32 float) scale_kernel BLOCK=256" in words(tuned("list", *device).output)
+    assert f"{KERNEL} n=1000 (fp32 float) 8 programs scale_kernel BLOCK=256" in words(tuned("list", *device).output)
     assert len(json.loads(tuned("list", "--json").stdout)["kernels"]) == 2
     best = words(tuned("best", KERNEL, *device).output)
     assert "winner scale_kernel BLOCK=256 num_stages=3 num_warps=2 110.0 µs" in best
@@ -135,7 +135,8 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     assert "BLOCK=512 num_stages=3 num_warps=4 ok" in best
     explained = words(tuned("explain", KERNEL, *device).output)
     assert (
-        "n=2048 (fp32 float) on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs" in explained
+        "n=2048 (fp32 float) 16 programs on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs"
+        in explained
     )
     assert "blocks/SM on compute capability 9.0" in explained
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
@@ -155,7 +156,7 @@ def test_a_report_shows_it(tuned: Any, tmp_path: Path, monkeypatch: pytest.Monke
     assert code is not None
     shown = json.loads(gzip.decompress(base64.b64decode(code[1])))["kernels"]
     assert [(each["kernel"], each["time_us"], each["configs"]) for each in shown] == [(KERNEL, 110.0, 6)] * 2
-    assert {each["key"] for each in shown} == {"n=1000 (fp32 float)", "n=2048 (fp32 float)"}
+    assert {each["key"] for each in shown} == {"n=1000 (fp32 float) 8 programs", "n=2048 (fp32 float) 16 programs"}
 
 
 def test_a_winner_is_measured_again_and_its_results_compared(tuned: Any, gpu: FakeGpu) -> None:
