@@ -134,10 +134,8 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     assert "2.164x (2.164 to 2.164) default scale_kernel BLOCK=128 num_stages=3 num_warps=2 238.0 µs" in best
     assert "BLOCK=512 num_stages=3 num_warps=4 ok" in best
     explained = words(tuned("explain", KERNEL, *device).output)
-    assert (
-        "n=2048 (fp32 float) 16 programs on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs"
-        in explained
-    )
+    assert "n=2048 (fp32 float) 16 programs on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3" in explained
+    assert "num_warps=2 took 110.0 µs" in explained
     assert "blocks/SM on compute capability 9.0" in explained
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
     assert "with the values given, which were not measured" in changed
