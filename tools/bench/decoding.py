@@ -84,7 +84,7 @@ def decoding(batch: int, cache: str | None = None, seqlen_q: int = 1) -> Attenti
     return AttentionShape(**sizes, seqlen_q=seqlen_q, features=found)
 
 
-def served_config(shape: AttentionShape) -> KernelConfig:
+def dispatch_config(shape: AttentionShape) -> KernelConfig:
     """Return what a call gets out of the box."""
     config = attention.explain(shape).config
     assert config is not None, shape.label
@@ -133,7 +133,7 @@ def peers(shape: AttentionShape) -> dict[str, Run]:
         computes["fa3"] = FLASH_PEERS["fa3"].compute(shape, question)
     tensors = question.q, question.k, question.v
     found = {name: functools.partial(compute, *tensors) for name, compute in computes.items()}
-    return found | {"reading alone": reading(shape, served_config(shape), question.k, question.v)}
+    return found | {"reading alone": reading(shape, dispatch_config(shape), question.k, question.v)}
 
 
 def time_all(
@@ -204,10 +204,12 @@ def document(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str,
 
 def main(prefix: str) -> None:
     clock = CudaClock()
-    compile_ahead((shape, served_config(shape)) for shape in all_shapes())
+    compile_ahead((shape, dispatch_config(shape)) for shape in all_shapes())
 
     def time(shapes: Mapping[str, AttentionShape], others: Mapping[str, Run] | None = None) -> list[Timed]:
-        return time_all(clock, {label: (shape, served_config(shape)) for label, shape in shapes.items()}, others or {})
+        return time_all(
+            clock, {label: (shape, dispatch_config(shape)) for label, shape in shapes.items()}, others or {}
+        )
 
     for made in (queries_table, short_table, peers_table, pages_table):
         name, columns, rows = made(time)

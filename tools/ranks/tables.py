@@ -109,7 +109,7 @@ def is_pytorch(row: Row) -> bool:
     return bool(row["name"].startswith("PyTorch"))
 
 
-def taken_schedule(document: Row, ranks: int, length: int, direction: str) -> str:
+def auto_schedule(document: Row, ranks: int, length: int, direction: str) -> str:
     """Return the schedule that today's model takes, as it was measured."""
     machine = machine_with(device_named(document["device"]), one_host=True)
     schedule = fastest(problem(length, ranks), machine, backward=direction == "both")
@@ -118,7 +118,7 @@ def taken_schedule(document: Row, ranks: int, length: int, direction: str) -> st
 
 def schedule_for(document: Row, row: Row) -> str:
     """Return the schedule that today's model takes for the call of a row."""
-    return taken_schedule(document, row["ranks"], row["length"], row["direction"])
+    return auto_schedule(document, row["ranks"], row["length"], row["direction"])
 
 
 def _cells(document: Row, row: Row, theirs_ms: float | None) -> Cells:

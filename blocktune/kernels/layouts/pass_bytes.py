@@ -34,7 +34,7 @@ def _plain_bytes(tiles: PassTiles) -> int:
     scores of float32 stay there while the next operand comes."""
     ratio = FLOAT32_BYTES // tiles.element_bytes
     first, second, scores = (ratio * size for size in (tiles.first_bytes, tiles.second_bytes, tiles.scores_bytes))
-    beside, sums = max(mask_bytes(tiles), tiles.kept_bytes), sums_bytes(tiles)
+    beside, sums = max(mask_bytes(tiles), tiles.dropout_bytes), sums_bytes(tiles)
     if ratio == 1:
         later = second + scores if tiles.over_keys else max(second, scores)
         return tiles.owned_bytes + max(first + max(later, beside), sums)
@@ -58,7 +58,7 @@ def keys_again(tiles: PassTiles) -> bool:
 def _mma_bytes(tiles: PassTiles) -> int:
     """Return the bytes with `mma`: walked rows on their way to registers, or the buffers that loads fill, next to P or
     ds where warps exchange them."""
-    sums, beside = sums_bytes(tiles), max(mask_bytes(tiles), tiles.kept_bytes)
+    sums, beside = sums_bytes(tiles), max(mask_bytes(tiles), tiles.dropout_bytes)
     exchanged = tiles.scores_bytes * (1 + _keeps_two(tiles)) if tiles.exchanges or tiles.adds else 0
     if tiles.num_stages > 1 and tiles.copies:
         return tiles.buffer_bytes + sums + max(exchanged, beside)
@@ -68,7 +68,7 @@ def _mma_bytes(tiles: PassTiles) -> int:
     if not tiles.over_keys:
         return tiles.first_bytes + max(first, second, exchanged, beside)
     probabilities = tiles.scores_bytes if tiles.exchanges else 0
-    both = tiles.second_bytes + max(second, probabilities, tiles.kept_bytes)
+    both = tiles.second_bytes + max(second, probabilities, tiles.dropout_bytes)
     return max(tiles.first_bytes + max(first, beside, both, exchanged), sums)
 
 
@@ -82,7 +82,7 @@ def _keeps_two(tiles: PassTiles) -> bool:
 def _group_bytes(tiles: PassTiles) -> int:
     """Return the bytes with `wgmma`, which reads buffers."""
     both, mask, sums = tiles.first_bytes + tiles.second_bytes, mask_bytes(tiles), sums_bytes(tiles)
-    exchanged, kept = tiles.scores_bytes * tiles.adds, tiles.kept_bytes
+    exchanged, kept = tiles.scores_bytes * tiles.adds, tiles.dropout_bytes
     if tiles.num_stages == 1:
         late = max(kept if tiles.over_keys else 0, mask if kept else 0)
         narrow = exchanged if tiles.sums_unit == "mma" else 0
@@ -98,7 +98,7 @@ def _tensor_memory_bytes(tiles: PassTiles) -> int:
         return _tensor_memory_turns_bytes(tiles)
     sums, exchanged = sums_bytes(tiles), tiles.scores_bytes * tiles.adds
     copied = sums * tiles.copies
-    beside = max(mask_bytes(tiles), tiles.kept_bytes, sums - copied)
+    beside = max(mask_bytes(tiles), tiles.dropout_bytes, sums - copied)
     if tiles.adds and tiles.sums_unit == "mma":
         return tiles.buffer_bytes + copied + max(exchanged + BARRIER_BYTES, beside)
     again, barriers = tiles.first_bytes, QUERY_BARRIERS_BYTES
@@ -111,7 +111,7 @@ def _tensor_memory_bytes(tiles: PassTiles) -> int:
 def _tensor_memory_turns_bytes(tiles: PassTiles) -> int:
     """Return the bytes of one stage, where rows come when they are needed."""
     early = tiles.over_keys and (tiles.mask_element_bytes > 1 or tiles.adds)
-    late = max(BARRIER_BYTES, 0 if early else mask_read_bytes(tiles), tiles.kept_bytes)
+    late = max(BARRIER_BYTES, 0 if early else mask_read_bytes(tiles), tiles.dropout_bytes)
     exchanged = tiles.scores_bytes * tiles.adds + BARRIER_BYTES
     first = max(tiles.second_bytes + late, mask_bytes(tiles), exchanged)
     return max(tiles.first_bytes + first, sums_bytes(tiles))

@@ -77,7 +77,7 @@ class PassTiles:
         return self.owned * self.walked * self.element_bytes
 
     @property
-    def kept_bytes(self) -> int:
+    def dropout_bytes(self) -> int:
         """The pairs that dropout keeps, on their way between threads: one byte a score. Threads that have whole rows of
         scores, as with `tcgen05` in a pass over queries, make them where they are."""
         there = self.products_unit == "tcgen05" and not self.over_keys

@@ -8,7 +8,7 @@ def split_pass_bytes(tiles: PassTiles) -> int:
     """Return the bytes of a block whose GPU has tensor cores."""
     if tiles.products_unit != "mma":
         return _group_bytes(tiles)
-    beside = max(mask_bytes(tiles), tiles.kept_bytes, _exchanged_bytes(tiles))
+    beside = max(mask_bytes(tiles), tiles.dropout_bytes, _exchanged_bytes(tiles))
     held = 2 * (tiles.owned_bytes + tiles.keys_bytes) + tiles.values_bytes + tiles.mask_buffer_bytes
     first, second = (turned_bytes(tiles, columns) for columns in (tiles.width, tiles.width_v))
     if tiles.over_keys:
@@ -34,7 +34,7 @@ def _group_bytes(tiles: PassTiles) -> int:
     in_memory = tiles.products_unit == "tcgen05"
     exchanged = (1 if tiles.sums_unit == "tcgen05" else 2) * tiles.scores_bytes * tiles.adds
     walking = 2 * max(tiles.first_bytes, tiles.second_bytes) + BARRIER_BYTES * in_memory
-    beside = max(walking, exchanged, mask_bytes(tiles), tiles.kept_bytes)
+    beside = max(walking, exchanged, mask_bytes(tiles), tiles.dropout_bytes)
     held = 2 * (tiles.keys_bytes + (0 if in_memory else tiles.owned_bytes)) + tiles.buffer_bytes
     owned = max(owned_exchange_bytes(tiles, columns) for columns in (tiles.width, tiles.width_v))
     return max(held + _with_sums(tiles, beside), owned)

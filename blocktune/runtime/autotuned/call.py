@@ -140,6 +140,12 @@ class AutotunedCall:
         """The problem with the size of the launch, as trials are stored."""
         return self.problem if self.size is None else self.problem.having(self.size.entries)
 
+    def size_factor(self, problem: LaunchProblem) -> float:
+        """Return how many times larger one launch is, this one or that of a stored problem; `FAR` where the size of
+        one is not known."""
+        size = LaunchSize.stored(problem)
+        return FAR if size is None or self.size is None else self.size.factor(size)
+
     @property
     def listed_problem(self) -> LaunchProblem:
         """The problem with the list that its winner is chosen from: each list has winners of its own."""

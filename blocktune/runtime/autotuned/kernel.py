@@ -150,7 +150,7 @@ class TunedKernel:
         self._quick = self._key.quick
 
     def _follow_tuner(self) -> None:
-        """Choose anew after a program has replaced the tuner's configs, or taken choices out of its cache."""
+        """Choose again after a program has replaced the tuner's configs, or taken choices out of its cache."""
         with self._lock:
             self.forget()
             self._take_list()
@@ -163,7 +163,7 @@ class TunedKernel:
             known = self.table.find(place)
             other = self.table.find(place._replace(size=None)) if known is None and _is_capturing() else None
             if other is not None:
-                return other  # where nothing can be measured, another size serves; calls outside choose anew
+                return other  # where nothing can be measured, another size serves; calls outside choose again
             served = known or self._bound(place, args, kwargs)
             if known is None:
                 self.table.keep(place, served)

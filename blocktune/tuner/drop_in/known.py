@@ -6,7 +6,7 @@ from dataclasses import replace
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.boundary import tolerance
-from blocktune.runtime.autotuned.call import FAR, AutotunedCall, LaunchSize
+from blocktune.runtime.autotuned.call import FAR, AutotunedCall
 from blocktune.runtime.autotuned.config import BYTES, PROGRAMS, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation, KernelWinner, kernel_offers, stored_winners
 from blocktune.runtime.autotuned.frozen import frozen_winners
@@ -57,8 +57,7 @@ def _by_size(call: AutotunedCall, winners: Sequence[KernelWinner], of_any_size: 
     problem = wanted.without(PROGRAMS, BYTES)
     own, others = list[tuple[float, KernelWinner]](), list[KernelWinner]()
     for winner in winners:
-        size = LaunchSize.stored(winner.shape)
-        factor = FAR if size is None or call.size is None else call.size.factor(size)
+        factor = call.size_factor(winner.shape)
         if winner.shape.without(PROGRAMS, BYTES) == problem and (of_any_size or factor <= FAR):
             own.append((factor, replace(winner, shape=wanted)))
         else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from blocktune.db.records.records import KernelBest, KernelTrial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.runtime.autotuned.call import FAR, AutotunedCall, LaunchSize
+from blocktune.runtime.autotuned.call import FAR, AutotunedCall
 from blocktune.runtime.autotuned.config import BYTES, PROGRAMS, KernelProblem, LaunchConfig
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.tune_launch import tune_launch
@@ -18,19 +18,13 @@ def stored_winner(call: AutotunedCall, device: DeviceSpec, store: ResultStore) -
     0.1 stored none with its size."""
     wanted = call.listed_problem.without(PROGRAMS, BYTES)
     found = (
-        (_factor(call, best), best)
+        (call.size_factor(best.shape.problem), best)
         for best in store.kernel_bests(device)
         if (best.config.kernel, best.kernel_hash) == (call.name, call.source_hash)
         and best.shape.problem.without(PROGRAMS, BYTES) == wanted
     )
     near = [each for each in found if each[0] <= FAR]
     return min(near, key=lambda each: each[0])[1] if near else None
-
-
-def _factor(call: AutotunedCall, best: KernelBest) -> float:
-    """Return how many times larger one of two launches is; `FAR` where the size of one is not known."""
-    size = LaunchSize.stored(best.shape.problem)
-    return FAR if size is None or call.size is None else call.size.factor(size)
 
 
 def verify_launch(

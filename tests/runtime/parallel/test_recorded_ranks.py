@@ -9,7 +9,7 @@ import pytest
 from blocktune.runtime.parallel.plan.schedule import Schedule
 from tests.support.ranks.document import Row, measured
 from tools import ROOT
-from tools.ranks.tables import calls, forwards, is_pytorch, main, modelled_rate, tables, taken_schedule
+from tools.ranks.tables import auto_schedule, calls, forwards, is_pytorch, main, modelled_rate, tables
 
 pytestmark = pytest.mark.triton_free
 FILES = sorted((ROOT / "results").glob("*.parallel.json"))
@@ -44,7 +44,7 @@ def test_ranks_are_nearly_as_fast_as_so_many_gpus_alone(document: Row) -> None:
     """Of a million tokens with the backward, the ring alone was measured, not the gather that `auto` takes."""
     for call in calls(document):
         rows = call_values(document, call)
-        auto = rows.get(taken_schedule(document, *call), rows["ring"])
+        auto = rows.get(auto_schedule(document, *call), rows["ring"])
         assert auto["of_alone"] >= OF_ALONE
         fastest_ms = min(row["ms"] for row in rows.values() if row["name"] in tuple(Schedule))
         assert fastest_ms >= OF_BEST * auto["ms"]

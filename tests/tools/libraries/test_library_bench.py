@@ -293,17 +293,21 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
+def start_program(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let a start of a library run this program."""
+    command = [sys.executable, "-c", code]
+    monkeypatch.setattr(
+        library_starts,
+        "started",
+        lambda *_: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
+    )
+
+
 @pytest.mark.exhaustive
 def test_a_start_that_takes_too_long_says_how_long_its_step_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imports before it do not count."""
     code = "import json, time; print(json.dumps({'step_began': time.monotonic() - 5.0}), flush=True); time.sleep(60)"
-    monkeypatch.setattr(
-        library_starts,
-        "started",
-        lambda *_: subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ),
-    )
+    start_program(monkeypatch, code)
     row = library_starts.timed_start("fla", "stock", "", 10.0)
     assert row["step_seconds"] is None
     assert 5.0 <= row["longest_seconds"] <= row["process_seconds"] + 5.0
@@ -312,13 +316,7 @@ def test_a_start_that_takes_too_long_says_how_long_its_step_took(monkeypatch: py
 
 def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "raise SystemExit('no library')"
-    monkeypatch.setattr(
-        library_starts,
-        "started",
-        lambda *_: subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ),
-    )
+    start_program(monkeypatch, code)
     row = library_starts.timed_start("fla", "stock", "", 60.0)
     assert row["step_seconds"] is None
     assert "no library" in row["error"]

@@ -70,7 +70,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_rows_kernel,
 )
 from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
-from blocktune.kernels.hopper.backward.wide.join import join_spec, join_wide_parts_kernel
+from blocktune.kernels.hopper.backward.wide.join import gradient_strides, join_spec, join_wide_parts_kernel
 from blocktune.kernels.hopper.biases.arguments import (
     example_key_biases,
     example_row_biases,
@@ -296,10 +296,7 @@ class FlashBackwardHopper(AttentionKernel):
 def _join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
     own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
     arguments: dict[str, Any] = {"dk_sums": sums, "dv_sums": sums, "dk": own, "dv": own, "scale": 1.0}
-    strides = (tuple(contiguous_strides(shape, letter).values()) for letter in "kv")
-    names = (("stride_kb", "stride_kh", "stride_km"), ("stride_vb", "stride_vh", "stride_vm"))
-    pairs = (pair for tensor in zip(names, strides, strict=True) for pair in zip(*tensor, strict=True))
-    arguments |= named_in_units(dict(pairs))
+    arguments |= gradient_strides(shape)
     arguments |= {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k, "blocks": gradient_blocks(shape)}
     arguments |= {"HEAD_DIM": shape.head_dim, "HEAD_DIM_V": shape.head_dim_v, "WIDTH": width_of(shape), "PARTS": parts}
     return specialize(join_parts_kernel, arguments, {"num_warps": WARPS})

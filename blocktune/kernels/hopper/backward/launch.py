@@ -235,12 +235,8 @@ class BackwardLaunch(BackwardLauncher):
         statistics = (rows.count, torch.float32)
         sums = (rows.count * width_of(shape), torch.float32)
         integers = (1, torch.int32), (turns, torch.int32)
-        made = (
-            rows,
-            Workspace(
-                statistics, statistics, sums, *integers, mask.tiles or (0, torch.int32), *self._parts_in_workspace()
-            ),
-        )
+        tiles, parts = mask.tiles or (0, torch.int32), self._parts_in_workspace()
+        made = rows, Workspace(statistics, statistics, sums, *integers, tiles, *parts)
         if len(spaces) >= MAX_SPACES:
             spaces.clear()
         spaces[tokens] = made

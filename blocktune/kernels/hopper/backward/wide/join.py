@@ -5,7 +5,7 @@ from typing import Any
 import triton
 from triton import language as tl
 
-from blocktune.kernels.base.flash_kernel import contiguous_strides
+from blocktune.kernels.base.flash_kernel import all_strides
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
 from blocktune.kernels.base.steps import Step
@@ -66,13 +66,16 @@ def join_step(shape: AttentionShape, parts: int, strides: tuple[int, ...], unit:
     return Step(join_wide_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins)
 
 
+def gradient_strides(shape: AttentionShape) -> dict[str, int]:
+    """Return the strides of contiguous dk and dv in units, by the names of the arguments of kernels that join parts."""
+    strides = all_strides(shape, "kv").items()
+    return named_in_units({f"{name[:-1]}m" if name.endswith("n") else name: stride for name, stride in strides})
+
+
 def join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
     """Return how the kernel is compiled for contiguous gradients."""
     own = TensorArgument(shape.dtype)
     arguments: dict[str, Any] = dict.fromkeys(("dk_parts", "dv_parts", "dk", "dv"), own)
-    names = (("stride_kb", "stride_kh", "stride_km"), ("stride_vb", "stride_vh", "stride_vm"))
-    strides = (tuple(contiguous_strides(shape, letter).values()) for letter in "kv")
-    pairs = (pair for tensor in zip(names, strides, strict=True) for pair in zip(*tensor, strict=True))
-    arguments |= named_in_units(dict(pairs)) | {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k}
+    arguments |= gradient_strides(shape) | {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k}
     arguments |= {"HEAD_DIM": shape.head_dim, "HEAD_DIM_V": shape.head_dim_v, "PARTS": parts, "ROWS": ROWS}
     return specialize(join_wide_parts_kernel, arguments, {"num_warps": WARPS})
