@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference
@@ -25,6 +26,8 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     of memory where PyTorch has a kernel that keeps them out. Dropped pairs are those of the call's seed, except
     there."""
     device = query.device.type
+    if is_capturing(query):
+        prepare_blas(query.device)
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_sdpa_call(query, key, call):
             given = sdpa_call_arguments(query, key, value, call)
@@ -33,6 +36,14 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
         if call.extras.sinks is not None:
             out, sums = with_sinks(out, sums, call.extras.sinks)
         return out, sums.float()
+
+
+def prepare_blas(device: torch.device) -> None:
+    """Have cuBLAS handles for this thread and for autograd's, which a thread takes from PyTorch's pool at its first
+    product. A handle that is created while a CUDA graph is captured ends the capture."""
+    run_on_side_thread(torch.cuda.current_blas_handle, device)  # back in the pool when the thread ends
+    torch.cuda.current_blas_handle()
+    run_on_side_thread(torch.cuda.current_blas_handle, device)
 
 
 def sdpa_call_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> SdpaArguments:

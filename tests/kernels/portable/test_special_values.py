@@ -171,6 +171,19 @@ def test_soft_caps_of_infinite_keys(softcap: float, config: KernelConfig, causal
 
 
 @runs
+@pytest.mark.parametrize("config", BACKWARD, ids=labels)
+def test_an_infinite_output_spoils_no_key_that_is_hidden(config: KernelConfig) -> None:
+    shape = shape_of("softcap boolean", dtype="float16")
+    q, k, v = tensors(shape)
+    seen = (torch.arange(shape.seqlen_k, device=DEVICE) < 60).expand(1, 1, shape.seqlen_q, -1)
+    v[..., 5, 0] = math.inf
+    _, dk, dv = backward(shape, config, [q, k, v], drawn(shape), Extras(mask=seen, softcap=1.5))
+    for gradient in (dk, dv):
+        assert not gradient[:, :, 60:].any()
+    assert not dk[:, :, :60].isfinite().any()
+
+
+@runs
 @pytest.mark.few(8)
 @pytest.mark.parametrize("config", BACKWARD, ids=labels)
 @pytest.mark.parametrize("features", ["", "additive"])

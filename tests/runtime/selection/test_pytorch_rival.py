@@ -27,18 +27,26 @@ ODD = AttentionShape(batch=4, num_heads=8, num_heads_kv=8, seqlen_q=2048, seqlen
 ROUND = replace(ODD, head_dim=64, head_dim_v=64)
 
 
-def duels(ratio: float, shape: AttentionShape = ODD, time_us: float = 100.0) -> list[PyTorchDuel]:
-    return [PyTorchDuel(replace(shape, batch=batch), ratio * time_us, time_us) for batch in (1, 2, 8)]
+def duels(ratio: float, shape: AttentionShape = ODD) -> list[PyTorchDuel]:
+    return [PyTorchDuel(replace(shape, batch=batch), 100.0 * ratio, 100.0) for batch in (1, 2, 8)]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "time_us", "slower"), [(1.5, 100, True), (1.02, 100, False), (1.5, 1.5, False), (0.7, 100, False)]
-)
-def test_a_shape_is_slower_by_share_and_by_time(ratio: float, time_us: float, slower: bool) -> None:
-    outlook = PytorchRival(duels(ratio, time_us=time_us)).outlook(ODD)
+@pytest.mark.parametrize(("ratio", "slower"), [(1.5, True), (1.01, True), (0.99, False), (0.7, False)])
+def test_near_shapes_that_agree_are_believed(ratio: float, slower: bool) -> None:
+    outlook = PytorchRival(duels(ratio)).outlook(ODD)
     assert outlook is not None
     assert outlook.is_slower is slower
     assert outlook.ratio == pytest.approx(ratio)
+
+
+def test_near_shapes_that_do_not_agree_leave_a_margin() -> None:
+    batches = {1: 0.6, 2: 1.3, 3: 0.7, 5: 1.25}
+    outlook = PytorchRival(
+        PyTorchDuel(replace(ODD, batch=batch), 100.0 * ratio, 100.0) for batch, ratio in batches.items()
+    ).outlook(ODD)
+    assert outlook is not None
+    assert outlook.ratio < 1.0
+    assert outlook.is_slower
 
 
 def test_shapes_of_another_class_say_nothing() -> None:
@@ -88,7 +96,7 @@ def test_on_a_device_without_measurements_pytorch_serves_what_it_computes() -> N
 def test_what_ships_for_an_h200_gives_wide_float32_to_pytorch_and_keeps_16_bits() -> None:
     assert shipped_rival(H200.key) is not None
     wide = replace(ROUND, dtype="float32", head_dim=160, head_dim_v=160, direction=Direction.BACKWARD)
-    assert "expected to be faster" in str(reason_for_pytorch(wide, H200.key))
+    assert "may be faster" in str(reason_for_pytorch(wide, H200.key))
     for direction in Direction:
         assert reason_for_pytorch(replace(ROUND, direction=direction), H200.key) is None
     assert Dispatcher().explain(ROUND, device=A100).rung is Rung.SDPA
@@ -98,7 +106,7 @@ def test_scores_that_take_too_much_memory_are_not_left_to_pytorch() -> None:
     """There is no fused kernel for grouped heads of float32."""
     wide = replace(ROUND, dtype="float32", head_dim=160, head_dim_v=160, direction=Direction.BACKWARD, batch=1)
     grouped = replace(wide, num_heads=16, num_heads_kv=2)
-    assert "expected to be faster" in str(reason_for_pytorch(grouped, H200.key))
+    assert "may be faster" in str(reason_for_pytorch(grouped, H200.key))
     assert reason_for_pytorch(replace(grouped, seqlen_q=8192, seqlen_k=8192), H200.key) is None
 
 

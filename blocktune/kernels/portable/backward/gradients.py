@@ -150,10 +150,9 @@ def walk_queries(
         if OPTIONS.DROPOUT:
             dp = tl.where(keep, dp * (1.0 / dropout.kept_share), 0.0)
         ds = p * (dp - delta[None, :])
-        if OPTIONS.SOFTCAP:
-            ds *= derivative
-        # past the end the derivative may be NaN, and the copy engine finds rows of another sequence
-        if (OPTIONS.SOFTCAP and CHECK) or (OPTIONS.PACKED and OPTIONS.SUMS == 2):
+        if OPTIONS.SOFTCAP:  # of a hidden key, or past the end, the derivative or the row's delta may be NaN
+            ds = tl.where(p == 0.0, 0.0, ds * derivative)
+        if OPTIONS.PACKED and OPTIONS.SUMS == 2:  # the copy engine finds rows of another sequence
             ds = tl.where(rows[None, :] < seqlen_q, ds, 0.0)
         narrow = ds.to(q.dtype)
         dk = tl.dot(narrow, q, dk, input_precision=PRECISION)
@@ -217,8 +216,8 @@ def walk_keys(
             keep = keep_tile(rows, tile * BLOCK_N, dropout, BLOCK_N, False)
             dp = tl.where(keep, dp * (1.0 / dropout.kept_share), 0.0)
         ds = p * (dp - delta[:, None])
-        if OPTIONS.SOFTCAP:
-            ds *= derivative
+        if OPTIONS.SOFTCAP:  # as in `walk_queries`
+            ds = tl.where(p == 0.0, 0.0, ds * derivative)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 

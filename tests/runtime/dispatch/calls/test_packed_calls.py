@@ -31,6 +31,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     return pretend_features(monkeypatch)
 
 
+def capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls on the CPU go the way of calls while a CUDA graph is captured."""
+    monkeypatch.setattr(torch_math, "is_capturing", lambda query: True)
+    monkeypatch.setattr(torch_math, "prepare_blas", lambda device: None)
+
+
 def test_packed_sequences_have_one_plan_for_all_numbers_of_tokens_that_compiled_code_takes(kernels: Kernels) -> None:
     """That is one for multiples of 16, one for other products with the heads that are, and one for the rest."""
     dispatcher = Dispatcher(ListSource())
@@ -142,7 +148,7 @@ def test_the_mathematics_in_a_captured_graph_reads_no_bounds_on_the_host(
         return [out, lse, *torch.autograd.grad(loss, leaves)]
 
     wanted = results()
-    monkeypatch.setattr(torch_math, "is_capturing", lambda query: True)
+    capture(monkeypatch)
     monkeypatch.setattr(torch.Tensor, "tolist", None)
     for found, right in zip(results(), wanted, strict=True):
         torch.testing.assert_close(found, right)
@@ -165,6 +171,6 @@ def test_infinite_numbers_spoil_no_more_in_a_captured_graph(
         return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
     eager = results()
-    monkeypatch.setattr(torch_math, "is_capturing", lambda query: True)
+    capture(monkeypatch)
     for found, right in zip(results(), eager, strict=True):
         assert not (right.isfinite() & ~found.isfinite()).any()
