@@ -78,13 +78,14 @@ def torch_attention(given: SdpaArguments) -> Tensor:
         return sound_attention(given)
 
 
-def bind_sdpa(given: SdpaArguments) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return PyTorch's attention with the options of a call, whose tensors are not kept."""
+def bind_sdpa(given: SdpaArguments) -> Callable[..., Tensor]:
+    """Return PyTorch's attention with the options of a call, as a function of query, key, value and, where the call has
+    one, mask. The tensors are not kept."""
     if _is_sound(given):
-        options: dict[str, Any] = dict(zip(SdpaArguments._fields[3:], given[3:], strict=True))
+        options: dict[str, Any] = dict(zip(SdpaArguments._fields[4:], given[4:], strict=True))
         return partial(scaled_dot_product_attention, **options)
-    rest = given[3:]
-    return lambda query, key, value: torch_attention(SdpaArguments(query, key, value, *rest))
+    rest = given[4:]
+    return lambda query, key, value, mask=None: torch_attention(SdpaArguments(query, key, value, mask, *rest))
 
 
 def _is_sound(given: SdpaArguments) -> bool:
@@ -92,11 +93,18 @@ def _is_sound(given: SdpaArguments) -> bool:
     all of its backends."""
     query, key, value, mask, *_, scale, _ = given
     return (
-        mask is None
+        (mask is None or _is_sound_mask(given, mask))
         and (scale is None or scale > 0)
         and isinstance(_right_backends(query, key, value, mask), nullcontext)
         and all(kept is own for kept, own in zip(_realign(query, key, value), given, strict=False))
     )
+
+
+def _is_sound_mask(given: SdpaArguments, mask: Tensor) -> bool:
+    """Return whether PyTorch's backends on a GPU read such a mask right, whatever is in it."""
+    query, key = given.query, given.key
+    is_alone = query.device.type == FUSED_DEVICE and key.dim() > 1 and not given.is_causal
+    return is_alone and mask.dtype in (torch.bool, query.dtype) and one_for_each_key(mask, key.shape[-2]) is mask
 
 
 def sdpa_backend(given: SdpaArguments) -> int:
@@ -123,7 +131,8 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     is_foreign = mask is not None and mask.is_floating_point() and mask.dtype is not query.dtype
     if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
         return mathematics
-    return nullcontext() if mask is None else _without_cudnn()
+    is_cudnn_possible = mask is not None and query.dtype in HALVES
+    return _without_cudnn() if is_cudnn_possible else nullcontext()
 
 
 def _hides_rows(mask: Tensor | None) -> bool:

@@ -110,7 +110,7 @@ class KernelPlan:
 
 
 class TorchPlan:
-    """PyTorch computes the calls. `TorchCall` counts those of `attention` that have no mask."""
+    """PyTorch computes the calls. `TorchCall` counts those of `attention`."""
 
     __slots__ = ("calls", "explanation")
 
@@ -123,7 +123,7 @@ Plan = KernelPlan | TorchPlan
 
 
 class TorchCall:
-    """Calls of one kind without a mask, served by PyTorch's attention.
+    """Calls of one kind, served by PyTorch's attention: of query, key and value, and a mask where they have one.
 
     Args:
         plan: counts them.
@@ -144,12 +144,12 @@ class TorchCall:
         other._layout = layout
         return other
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
         if self._layout is Layout.HEADS_FIRST:
-            return self._attend(query, key, value), None
+            return self._attend(query, key, value, *mask), None
         query, key, value = self._layout.to_heads_first(query, key, value)
-        return self._layout.from_heads_first(self._attend(query, key, value)), None
+        return self._layout.from_heads_first(self._attend(query, key, value, *mask)), None
 
 
 def adds_sinks(call: Call, direction: Direction) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -235,6 +236,25 @@ def test_values_of_a_mask_are_those_of_the_call(kernels: Kernels) -> None:
             gradients_of(lambda q, k, v, m: sdpa(q, k, v, m), [*leaves, seen]),
         )
     assert len(dispatcher._resolver.fast_path) == 1
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_masked_calls_of_pytorch_take_the_fast_path(
+    grad: bool, additive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU has no kernels of ours. The values of each call's mask count, finite numbers that hide a row, too."""
+    dispatcher, masks = Dispatcher(ListSource()), [mask() for _ in range(3)]
+    if additive:
+        masks = [torch.zeros(one.shape).masked_fill(~one, -1e30) for one in masks]
+        masks[1][:, :, 0] = -1e30
+    dispatcher(*three(grad=grad), masks[0])
+    monkeypatch.setattr(dispatcher, "_call_slowly", no_call)
+    for one in masks:
+        tensors = [*three(grad=grad), one]
+        with sdpa_kernel(SDPBackend.MATH):
+            wanted = gradients_of(lambda q, k, v, m: sdpa(q, k, v, m), tensors)
+        torch.testing.assert_close(gradients_of(with_mask(dispatcher), tensors), wanted)
 
 
 def test_tensors_of_a_call_are_not_kept(kernels: Kernels) -> None:
