@@ -3,7 +3,7 @@
 from typing import Any
 
 from blocktune.kernels.base.direct_launch import DropoutWord, recorder
-from blocktune.kernels.base.specialize import TensorArgument
+from blocktune.kernels.base.specialize import HINTED, TensorArgument
 from blocktune.kernels.values.dropout import keep_arguments, share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
@@ -94,6 +94,11 @@ def mask_element_bytes(shape: AttentionShape) -> int:
     return {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
 
 
+def aligned_width(seqlen_k: int) -> int:
+    """Return the elements from one row of a mask to the next where the compiler knows the alignment of all."""
+    return -(-seqlen_k // HINTED) * HINTED
+
+
 def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:
     """Return scale, softcap, kept_share and the four words of dropout. A recording knows those that change with each
     call.
@@ -140,7 +145,7 @@ def example_arguments(shape: AttentionShape) -> dict[str, Any]:
     arguments: dict[str, Any] = {"Mask": mask if masked else None, "CuQ": lengths, "CuK": lengths}
     arguments |= {"Slopes": TensorArgument("float32") if features.alibi else None}
     arguments |= {"scale": 1.0, "softcap": 1.0, "kept_share": 1.0} | dict.fromkeys(DROPOUT_WORDS, 0)
-    rows = (0, 0, 0 if shape.seqlen_q == 1 else shape.seqlen_k, 1) if masked else (0,) * 4
+    rows = (0, 0, 0 if shape.seqlen_q == 1 else aligned_width(shape.seqlen_k), 1) if masked else (0,) * 4
     slopes = (0, 1) if features.alibi and shape.num_heads > 1 else (0, 0)
     strides = (*rows, *slopes, shape.num_heads * shape.seqlen_q, shape.seqlen_q)
     names = ("mb", "mh", "mm", "mn", "sb", "sh", "lb", "lh")

@@ -92,6 +92,12 @@ class FlashKernel(AttentionKernel):
     }
     preferences: ClassVar[tuple[tuple[int, int, int, int, int], ...]]
     """Default configs as (block_m, block_n, num_warps, num_stages, schedule), best first."""
+    float32_groups: ClassVar[tuple[tuple[int, int, int, int, int], ...]] = (
+        (128, 64, 8, 1, IN_ORDER),
+        (32, 32, 4, 1, IN_ORDER),
+    )
+    """Those of float32 with `wgmma`. On an H200 the first takes 10 to 30 % less time than smaller tiles with 64 to 128
+    columns. With more it does not fit, and the second one takes 30 % less than 64 x 32."""
 
     @property
     @abstractmethod
@@ -105,7 +111,9 @@ class FlashKernel(AttentionKernel):
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names = tuple(self.parameters)
-        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in self.preferences]
+        in_groups = limits.mma == "wgmma" and shape.dtype == "float32"
+        preferences = (*self.float32_groups, *self.preferences) if in_groups else self.preferences
+        candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in preferences]
         # running ahead was measured on wgmma only
         if limits.mma != "wgmma":
             candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]

@@ -106,12 +106,8 @@ def scores_bytes(tiles: ForwardTiles) -> int:
 
 
 def _mask_layouts(tiles: ForwardTiles) -> tuple[RegisterLayout, RegisterLayout]:
-    """Return the layouts of a mask's tile as it is loaded, and of scores. Tiles of one size are loaded alike."""
-    size, vector = TileSize(tiles.block_m, tiles.block_n), 1
-    if tiles.mask_aligned:
-        vector = VECTOR_BYTES // tiles.mask_element_bytes
-    elif tiles.block_n in (tiles.width, tiles.width_v):
-        vector = VECTOR_BYTES // tiles.element_bytes
+    """Return the layouts of a mask's tile as it is loaded, and of scores."""
+    size, vector = TileSize(tiles.block_m, tiles.block_n), VECTOR_BYTES // tiles.mask_element_bytes
     scores = scores_layout(tiles.unit, size, tiles.num_warps, by_columns=tiles.by_columns)
     return loaded(size, vector, tiles.num_warps), scores
 

@@ -32,7 +32,7 @@ class ForwardTiles:
     barrier_bytes: of the loads by the copy engine.
     k_aligned, v_aligned: whether Triton knows that rows begin at multiples of 16 elements. Of 16-bit types it copies
         no others ahead.
-    mask_element_bytes, mask_aligned: of a mask tensor's tiles, as of K; 0 without one.
+    mask_element_bytes: of a mask tensor's tiles, whose rows are aligned; 0 without one.
     mask_checked: whether a loop checks them for the end of the keys, which fills no buffers with them.
     dropout: whether pairs of queries and keys are dropped.
     one_product: whether a float32 product is one of TF32 numbers: `tcgen05` reads it from shared memory.
@@ -55,7 +55,6 @@ class ForwardTiles:
     v_aligned: bool = True
     keys_whole: bool = False
     mask_element_bytes: int = 0
-    mask_aligned: bool = True
     mask_checked: bool = False
     dropout: bool = False
     one_product: bool = False
@@ -103,8 +102,8 @@ class ForwardTiles:
 
     @property
     def mask_buffer_bytes(self) -> int:
-        """The tiles of a mask that loads fill ahead: of unknown alignment those of 4 bytes alone."""
-        copied = (self.mask_aligned and not self.mask_checked) or self.mask_element_bytes == FLOAT32_BYTES
+        """The tiles of a mask that loads fill ahead: in a loop that checks them those of 4 bytes alone."""
+        copied = not self.mask_checked or self.mask_element_bytes == FLOAT32_BYTES
         return (self.num_stages - 1) * self.block_m * self.block_n * self.mask_element_bytes * copied
 
     def _depth(self, tile_bytes: int, *, aligned: bool) -> int:

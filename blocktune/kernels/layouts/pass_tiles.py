@@ -26,8 +26,8 @@ class PassTiles:
 
     over_keys: whether it owns keys: then its scores are transposed, and each walked row has its log-sum-exp and delta.
     width, width_v: columns of a row of queries or keys, and of values or their gradients.
-    mask_element_bytes: of a mask tensor, 0 without one. mask_copied: whether loads may fill buffers with its tiles.
-    mask_aligned: whether Triton knows that its rows begin at multiples of 16 elements.
+    mask_element_bytes: of a mask tensor, whose rows are aligned; 0 without one.
+    mask_copied: whether loads may fill buffers with its tiles.
     dropout, softcap: whether pairs are dropped, and whether scores are bent.
     adds, copies: whether it makes and adds its share of dq, and whether the copy engine adds it.
     one_more_loop: whether some tiles are walked in a loop of one stage.
@@ -45,7 +45,6 @@ class PassTiles:
     cc: tuple[int, int]
     mask_element_bytes: int = 0
     mask_copied: bool = False
-    mask_aligned: bool = True
     dropout: bool = False
     softcap: bool = False
     adds: bool = False
@@ -151,11 +150,7 @@ def mask_bytes(tiles: PassTiles) -> int:
     if not taken:
         return 0
     (read, scores), bits = _mask_layouts(tiles), 8 * FLOAT32_BYTES
-    in_memory = tiles.products_unit == "tcgen05"
-    met_at_mask = tiles.softcap or (tiles.over_keys and not tiles.dropout)
-    if tiles.mask_element_bytes == 1 and in_memory and met_at_mask and not tiles.mask_aligned:
-        return max(taken, exchange_bytes(scores, read, bits, tiles.cc))
-    if tiles.mask_element_bytes > 1 and tiles.over_keys and not in_memory:
+    if tiles.mask_element_bytes > 1 and tiles.over_keys and tiles.products_unit != "tcgen05":
         return max(taken, exchange_bytes(read, scores, bits, tiles.cc))
     return taken
 
@@ -170,10 +165,8 @@ def mask_read_bytes(tiles: PassTiles) -> int:
 
 def _mask_layouts(tiles: PassTiles) -> tuple[RegisterLayout, RegisterLayout]:
     """Return the layouts of a mask's tile as it is loaded, along the keys, and of scores."""
-    size, vector = TileSize(tiles.owned, tiles.walked), 1
+    size, vector = TileSize(tiles.owned, tiles.walked), VECTOR_BYTES // tiles.mask_element_bytes
     scores = scores_layout(tiles.products_unit, size, tiles.num_warps, by_columns=tiles.by_columns)
-    if tiles.mask_aligned:
-        vector = VECTOR_BYTES // tiles.mask_element_bytes
     if tiles.over_keys:
         return loaded(size.turned, vector, tiles.num_warps).turned(tiles.owned), scores
     return loaded(size, vector, tiles.num_warps), scores

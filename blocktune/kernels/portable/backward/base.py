@@ -29,6 +29,7 @@ from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import least_pass_columns, most_pass_columns
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
+from blocktune.kernels.portable.forward.aligned_masks import MaskRows, mask_specs
 from blocktune.kernels.portable.forward.arguments import Options
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -79,7 +80,7 @@ class BackwardInputs:
         UsageError: the tensor of a feature is missing.
     """
 
-    __slots__ = ("_ahead", "_device", "_of_features", "_space", "strides")
+    __slots__ = ("_ahead", "_device", "_mask_rows", "_of_features", "_space", "strides")
 
     def __init__(
         self, shape: AttentionShape, config: KernelConfig, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
@@ -88,14 +89,16 @@ class BackwardInputs:
         import torch
 
         check_extras(shape.features, extras)
-        mask, slopes, exact = mask_bytes(extras.mask), extras.alibi_slopes, shape.dtype == "float32"
-        self._of_features = *broadcast_strides(mask, 4), *broadcast_strides(slopes, 2), *lse_strides(q)
+        slopes, exact = extras.alibi_slopes, shape.dtype == "float32"
+        self._mask_rows = rows = MaskRows.of(extras.mask, pins=pins)
+        self._of_features = *rows.strides, *broadcast_strides(slopes, 2), *lse_strides(q)
         self._ahead = [row_sums(out, dout, pins=pins)]
         self._device = q.device
         inner = tuple(stride for tensor in (q, k, v) for stride in tensor.stride()[:3])
         self.strides = *inner, *dout.stride()[:3]
         sums = (lse.numel(), torch.float32)
-        self._space = Workspace(sums, sums if exact else (0, torch.float32), (exact * dout.numel(), dout.dtype))
+        exact_sums, divided_douts = sums if exact else (0, torch.float32), (exact * dout.numel(), dout.dtype)
+        self._space = Workspace(sums, exact_sums, divided_douts, (rows.elements, rows.dtype))
         if exact:
             divided = contiguous_steps(dout)
             strides, unit = in_units((*self.strides, *divided))
@@ -107,7 +110,8 @@ class BackwardInputs:
     def new(self, *passes: Step) -> tuple[Any, list[Any]]:
         """Return memory that must live until all steps are enqueued, and its parts."""
         memory = self._space.new(self._device)
-        return memory, self._space.parts(memory, as_addresses=take_addresses(*self._ahead, *passes))
+        steps = *self._mask_rows.steps, *self._ahead, *passes
+        return memory, self._space.parts(memory, as_addresses=take_addresses(*steps))
 
     def arguments(
         self, memory: Any, parts: list[Any], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float,
@@ -119,8 +123,9 @@ class BackwardInputs:
         Raises:
             UsageError: dropout_p is outside [0, 1).
         """
-        delta, highest, divided = parts
-        tensors = mask_bytes(extras.mask), extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
+        delta, highest, divided, copied = parts
+        mask = self._mask_rows.read(mask_bytes(extras.mask), copied)
+        tensors = mask, extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
         features = *tensors, *run_time_numbers(extras, scale), *self._of_features
         self._ahead[0](out, dout, delta)
         if extras.grad_lse is not None:
@@ -233,15 +238,16 @@ def statistics_constants(config: KernelConfig, shape: AttentionShape) -> Options
 
 def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
     """Return the compilations of what runs ahead of both passes."""
+    rows = row_sums_spec(shape), *mask_specs(shape)
     if shape.dtype != "float32":
-        return (row_sums_spec(shape),)
+        return rows
     own, numbers = TensorArgument(shape.dtype), TensorArgument("float32")
     arguments = {name: value for name, value in common_arguments(shape).items() if name != "Lse"}
     arguments |= {"Highest": numbers, "Divided": own}
     arguments |= named_in_units(input_strides(shape) | gradient_strides(shape, "o", "d"))
     arguments |= query_sizes(shape) | {"OPTIONS": statistics_constants(config, shape)}
     options = {"num_warps": config.num_warps}
-    return row_sums_spec(shape), specialize(statistics_kernel, arguments, options)
+    return *rows, specialize(statistics_kernel, arguments, options)
 
 
 def key_constants(config: KernelConfig, shape: AttentionShape, sums: int) -> Options:

@@ -7,7 +7,7 @@ from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, p
 from blocktune.kernels.base.tile_bounds import TENSOR_MEMORY_ROWS, TENSOR_MEMORY_UNIT
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.layouts.exchange import exchange_bytes
-from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT, VECTOR_BYTES
+from blocktune.kernels.layouts.forward_tiles import VECTOR_BYTES
 from blocktune.kernels.layouts.pass_tiles import PassTiles
 from blocktune.kernels.layouts.register_layouts import TileSize, in_tensor_memory, loaded
 from blocktune.kernels.portable.forward.arguments import Options
@@ -23,7 +23,6 @@ def key_pass(constants: Options, num_warps: int, shape: AttentionShape, limits: 
 
 def query_pass(constants: Options, num_warps: int, shape: AttentionShape, limits: ComputeLimits) -> PassTiles:
     """Return the tiles of a pass whose programs own BLOCK_M queries."""
-    mask_aligned = shape.seqlen_k % KNOWN_ALIGNMENT == 0
     element_bytes = mask_element_bytes(shape)
     return PassTiles(
         owned=constants.BLOCK_M,
@@ -37,8 +36,7 @@ def query_pass(constants: Options, num_warps: int, shape: AttentionShape, limits
         unit=limits.mma,
         cc=limits.cc,
         mask_element_bytes=element_bytes,
-        mask_copied=element_bytes == FLOAT32_BYTES or (mask_aligned and not constants.RAGGED),
-        mask_aligned=mask_aligned,
+        mask_copied=element_bytes == FLOAT32_BYTES or not constants.RAGGED,
         dropout=shape.features.dropout,
         softcap=shape.features.softcap,
     )

@@ -31,10 +31,11 @@ from blocktune.kernels.base.flash_kernel import IN_ORDER, all_strides, heads_per
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
-from blocktune.kernels.base.steps import Launcher, Step
+from blocktune.kernels.base.steps import Launcher, Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
-from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT, ForwardTiles
+from blocktune.kernels.layouts.forward_tiles import ForwardTiles
+from blocktune.kernels.portable.forward.aligned_masks import MaskRows, mask_specs
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
     Keys,
@@ -145,13 +146,18 @@ class GeneralForwardLaunch(Launcher):
         """
         del lse, scale
         check_extras(self.features, extras)
-        of_features = *broadcast_strides(extras.mask, 4), *broadcast_strides(extras.alibi_slopes, 2)
+        rows = MaskRows.of(extras.mask, pins=pins)
+        space = Workspace((rows.elements, rows.dtype))
+        of_features = *rows.strides, *broadcast_strides(extras.alibi_slopes, 2)
         strides, unit = in_units((*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]))
         packed, fixed_strides = self.features.varlen, lse_strides(q)
         attend = Step(flash_fwd_general_kernel, self.grid, (*strides, *self.fixed, unit), self.options, pins=pins)
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
-            mask = extras.mask if attend.takes_addresses else mask_bytes(extras.mask)  # both have one address
+            addressed = take_addresses(*rows.steps, attend)
+            memory = space.new(q.device) if rows.elements else None  # lives until both kernels are enqueued
+            (copied,) = (None,) if memory is None else space.parts(memory, as_addresses=addressed)
+            mask = rows.read(extras.mask if addressed else mask_bytes(extras.mask), copied)  # both have one address
             tensors = mask, extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
             of_lse = lse_strides(q) if packed else fixed_strides
             attend(q, k, v, out, lse, *tensors, *run_time_numbers(extras, scale), *of_features, *of_lse)
@@ -231,6 +237,9 @@ class FlashForwardGeneral(AttentionKernel):
         arguments |= self.sizes(shape) | {"OPTIONS": self.constants(config, shape)}
         return specialize(flash_fwd_general_kernel, arguments, _DENSE.options(config))
 
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        return mask_specs(shape)
+
     def bind(self, config: KernelConfig, shape: AttentionShape) -> GeneralForwardLaunch:
         fixed = (*self.sizes(shape).values(), self.constants(config, shape))
         return GeneralForwardLaunch(shape.features, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
@@ -254,7 +263,6 @@ def _loops(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -
     tiles = replace(
         _DENSE.forward_tiles(_in_order(config), shape, limits),
         mask_element_bytes=mask_element_bytes(shape),
-        mask_aligned=shape.seqlen_k % KNOWN_ALIGNMENT == 0,
         dropout=features.dropout,
     )
     ragged = shape.seqlen_k % config.block_n != 0 or features.varlen
