@@ -68,8 +68,9 @@ def heads_per_group(shape: AttentionShape) -> int:
 
 def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
     """Return stride_{letter}b, -h and -m (-n for K and V) of the contiguous tensor q, k, v or o (the output), in
-    elements."""
-    heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, shape.seqlen_k)
+    elements. A page takes the place of a batch entry."""
+    keys = shape.features.page_size or shape.seqlen_k
+    heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, keys)
     dim = shape.head_dim if letter in "qk" else shape.head_dim_v
     row = "m" if letter in "qo" else "n"
     return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}

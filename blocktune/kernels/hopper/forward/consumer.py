@@ -155,7 +155,7 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
     LAYOUTS: gl.constexpr = layouts_of(BLOCK_N, WIDTH, OPTIONS.V_PANELS)
     VARLEN: gl.constexpr = tensors.cu_q is not None
     LONGEST_FIRST: gl.constexpr = OPTIONS.RIGHT and not OPTIONS.LEFT
-    RECEIVES_LAST: gl.constexpr = OPTIONS.LEFT and VARLEN
+    RECEIVES_LAST: gl.constexpr = OPTIONS.LEFT and (VARLEN or tensors.lengths is not None)
     num_heads = sizes.num_heads
     if OPTIONS.MASK == 2:
         scales = natural_scales(scaling.scale_log2, biases.unit, OPTIONS)

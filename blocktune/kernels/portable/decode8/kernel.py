@@ -14,7 +14,8 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.layouts.forward_tiles import TILE_ALIGNMENT_BYTES
-from blocktune.kernels.portable.decode.kernel import FlashDecode, more_pages_bytes
+from blocktune.kernels.layouts.page_bytes import more_pages_bytes
+from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch

@@ -13,8 +13,8 @@ from blocktune.kernels.layouts.forward_tiles import (
     PRODUCTS_BARRIERS_BYTES,
     VECTOR_BYTES,
 )
+from blocktune.kernels.layouts.page_bytes import looked_up_bytes
 from blocktune.kernels.layouts.register_layouts import WARP_LANES, TileSize, loaded, products_layout, turned_operand
-from blocktune.kernels.portable.decode.kernel import looked_up_bytes
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType
 from blocktune.kernels.values.shape import AttentionShape
