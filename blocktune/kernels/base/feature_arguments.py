@@ -18,6 +18,9 @@ DENSE_FEATURES = frozenset(("window", "softcap", "alibi", "boolean", "additive",
 CACHE_FEATURES = frozenset(("cached", "paged"))
 """Where the keys lie; their arguments are here as well."""
 
+DECODED_QUERIES = 32
+"""Of a call over a cache, up to which the decoding kernels compute it: nothing is packed into the tiles of others."""
+
 MASK_CODES = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
 """The mask tensors as `score_tile` counts them; 0 is none."""
 
@@ -44,6 +47,14 @@ def check_extras(features: Features, extras: Extras) -> None:
         )
     if features.softcap and not extras.softcap > 0:
         raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
+
+
+def few_queries_problem(kernel: str, shape: AttentionShape) -> str | None:
+    """Return why a forward kernel leaves a shape over a cache to decoding, or None. Few packed queries are padded for
+    it by those who ask."""
+    if not shape.features.cached or shape.features.varlen or shape.seqlen_q > DECODED_QUERIES:
+        return None
+    return f"`seqlen_q > {DECODED_QUERIES}` must hold over a cache for {kernel}, but got seqlen_q={shape.seqlen_q}"
 
 
 @cache

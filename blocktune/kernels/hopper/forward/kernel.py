@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.feature_arguments import CACHE_FEATURES, DENSE_FEATURES
+from blocktune.kernels.base.feature_arguments import CACHE_FEATURES, DENSE_FEATURES, few_queries_problem
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import ForwardLoops
@@ -101,7 +101,7 @@ class FlashForwardHopper(AttentionKernel):
         page = shape.features.page_size
         if page and page < MIN_PAGE:
             return f"`page_size >= {MIN_PAGE}` must hold for {self.name}, but got page_size={page}"
-        return None
+        return few_queries_problem(self.name, shape)
 
     def steps_back(self, shape: AttentionShape) -> bool:
         """Return whether the portable kernels are faster, or nothing is known: with head_dim 24 they took 18 to 42 %

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from blocktune.kernels.base.feature_arguments import DECODED_QUERIES
 from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
     IN_ORDER,
@@ -44,7 +45,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
-MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
+MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = DECODED_QUERIES, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
 query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
 
@@ -78,6 +79,12 @@ class FlashDecode(AttentionKernel):
         "overlap": (0, 1, 2),
     }
     follows_shape: ClassVar[tuple[str, ...]] = ("block_m", "splits", "overlap")
+
+    def steps_back(self, shape: AttentionShape) -> bool:
+        """Return whether forward kernels are faster: over a cache with many queries, unless these occupy few
+        multiprocessors."""
+        many = shape.features.cached and shape.seqlen_q > MAX_QUERIES
+        return many and not shape.features.is_short and not _forward_leaves_idle(shape)
 
     def slow_reason(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Return why a config is slow if its output fills the registers: of 489 configs of 16 bits on Hopper with
@@ -120,7 +127,7 @@ class FlashDecode(AttentionKernel):
             return None
         if tree:
             return f"`seqlen_q <= {MAX_TREE_QUERIES}` must hold for a tree in {self.name}, but got seqlen_q={queries}"
-        if shape.features.cached and shape.element_bytes == 2:  # no forward kernel knows the cache
+        if shape.features.cached and shape.element_bytes == 2:  # forward kernels split no keys
             return None
         if queries <= MAX_PACKED_QUERIES and _forward_leaves_idle(shape):
             return None

@@ -23,6 +23,7 @@ from blocktune.kernels.base.feature_arguments import (
     check_extras,
     example_arguments,
     feature_constants,
+    few_queries_problem,
     lse_strides,
     mask_bytes,
     mask_element_bytes,
@@ -206,7 +207,7 @@ class FlashForwardGeneral(AttentionKernel):
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:
             return f"{self.name} is for shapes with features, and plain ones have faster kernels"
-        return super().shape_problem(shape, limits)
+        return few_queries_problem(self.name, shape) or super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return what the loops of the plain kernel take in order, with a mask, the pairs that dropout keeps, and the
