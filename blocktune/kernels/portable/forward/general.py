@@ -41,15 +41,14 @@ from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT, TILE_ALIGNM
 from blocktune.kernels.layouts.page_bytes import looked_up_bytes, more_pages_bytes
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
-    Keys,
     Matrix,
     Options,
-    PagedKeys,
     Scoring,
     SequenceBounds,
     SoftmaxState,
 )
 from blocktune.kernels.portable.forward.general_tiles import attend_general
+from blocktune.kernels.portable.forward.pages import keys_of
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.tiles import in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
@@ -101,34 +100,31 @@ def flash_fwd_general_kernel(
     out_base = Out + entry * o_strides.batch + head * o_strides.head
     lse_base = None if Lse is None else Lse + entry * stride_lb + head * stride_lh
     if OPTIONS.PACKED:
-        begin_q, begin_k = tl.load(CuQ + batch), 0 if OPTIONS.CACHED else tl.load(CuK + batch)
+        begin_q = tl.load(CuQ + batch)
         seqlen_q = tl.load(CuQ + batch + 1) - begin_q
-        seqlen_k = tl.load(Lengths + batch) if OPTIONS.CACHED else tl.load(CuK + batch + 1) - begin_k
-        if row_start >= seqlen_q:
-            return
-        if not OPTIONS.UPPER_LEFT:
-            diagonal = seqlen_k - seqlen_q
         q_base += begin_q.to(tl.int64) * q_strides.row
-        if not OPTIONS.CACHED:
-            k_base += begin_k.to(tl.int64) * k_strides.row
-            v_base += begin_k.to(tl.int64) * v_strides.row
         out_base += begin_q.to(tl.int64) * o_strides.row
         if Lse is not None:
             lse_base += begin_q
-    elif OPTIONS.CACHED:
+    if OPTIONS.CACHED:
         seqlen_k = tl.load(Lengths + batch)
-        if not OPTIONS.UPPER_LEFT:
-            diagonal = seqlen_k - seqlen_q
+    elif OPTIONS.PACKED:
+        begin_k = tl.load(CuK + batch)
+        seqlen_k = tl.load(CuK + batch + 1) - begin_k
+        k_base += begin_k.to(tl.int64) * k_strides.row
+        v_base += begin_k.to(tl.int64) * v_strides.row
+    if OPTIONS.PACKED:
+        if row_start >= seqlen_q:
+            return
+    if (OPTIONS.PACKED or OPTIONS.CACHED) and not OPTIONS.UPPER_LEFT:
+        diagonal = seqlen_k - seqlen_q
     sequence = SequenceBounds(seqlen_q, seqlen_k, diagonal, window_left, window_right)
     slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if OPTIONS.ALIBI else 0.0
     mask_base = Mask + batch * stride_mb + head * stride_mh if OPTIONS.MASK != 0 else None
     scoring = Scoring(scale, softcap, slope, mask_base, stride_mm, stride_mn)
     dropout = Dropout(batch_head, kept_share, seed_lo, seed_hi, offset, threshold)
     k_rows, v_rows = Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k)
-    if OPTIONS.PAGE_SIZE > 0:
-        keys = PagedKeys(k_rows, v_rows, k_strides.batch, v_strides.batch, Table + batch * stride_table)
-    else:
-        keys = Keys(k_rows, v_rows)
+    keys = keys_of(k_rows, v_rows, k_strides.batch, v_strides.batch, Table, batch, stride_table, OPTIONS)
     # [BLOCK_M, WIDTH]
     q = load_matrix(Matrix(q_base, q_strides.row, seqlen_q), row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
     acc, l_i, m_i = attend_general(q, keys, row_start, sequence, scoring, dropout, OPTIONS)
