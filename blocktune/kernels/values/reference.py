@@ -176,13 +176,13 @@ def _attend_cached(
     import torch
 
     assert extras.cache_seqlens is not None
-    lengths = extras.cache_seqlens.tolist()
+    lengths, device = extras.cache_seqlens.tolist(), extras.cache_seqlens.device
     k, v = (_keys_of_entries(cache, lengths, extras.block_table) for cache in (k, v))
-    extras = replace(extras, cu_seqlens_k=torch.tensor([0, *accumulate(lengths)]))
+    extras = replace(extras, cu_seqlens_k=torch.tensor([0, *accumulate(lengths)], device=device))
     if features.varlen:
         return _attend_packed(q, k, v, causal, scale, features, extras)
     batch, _, rows, _ = q.shape
-    extras = replace(extras, cu_seqlens_q=torch.arange(batch + 1) * rows)
+    extras = replace(extras, cu_seqlens_q=torch.arange(batch + 1, device=device) * rows)
     packed = q.transpose(0, 1).flatten(1, 2)[None]
     out, lse = _attend_packed(packed, k, v, causal, scale, features, extras)
     return out[0].unflatten(1, (batch, rows)).transpose(0, 1), lse.unflatten(1, (batch, rows)).transpose(0, 1)

@@ -12,8 +12,7 @@ from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import key_range
 from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, publish
 from blocktune.kernels.hopper.forward.bounds import Walk, sequence_of, walk_start, walked
-from blocktune.kernels.hopper.forward.copies import load_rows
-from blocktune.kernels.hopper.forward.pages import load_block, pages_of_block, rows_of_keys
+from blocktune.kernels.hopper.forward.copies import load_block, load_rows, pages_of_block, rows_of_keys
 
 
 @gluon.jit

@@ -17,6 +17,8 @@ from blocktune.kernels.base.flash_kernel import (
     WARPGROUP_ROWS,
     all_strides,
     contiguous_strides,
+    looked_up_bytes,
+    more_pages_bytes,
     operand_widths,
     product_unit,
 )
@@ -28,7 +30,6 @@ from blocktune.kernels.base.specialize import TensorArgument, named_in_units, sp
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
 from blocktune.kernels.layouts.forward_bytes import loop_bytes, output_bytes, uncertain_bytes
 from blocktune.kernels.layouts.forward_tiles import ForwardTiles
-from blocktune.kernels.layouts.page_bytes import looked_up_bytes, more_pages_bytes
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
     EARLY,

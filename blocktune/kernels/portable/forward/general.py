@@ -30,7 +30,13 @@ from blocktune.kernels.base.feature_arguments import (
     run_time_numbers,
     run_time_sizes,
 )
-from blocktune.kernels.base.flash_kernel import IN_ORDER, all_strides, heads_per_group
+from blocktune.kernels.base.flash_kernel import (
+    IN_ORDER,
+    all_strides,
+    heads_per_group,
+    looked_up_bytes,
+    more_pages_bytes,
+)
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
@@ -38,7 +44,6 @@ from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
 from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT, TILE_ALIGNMENT_BYTES, ForwardTiles
-from blocktune.kernels.layouts.page_bytes import looked_up_bytes, more_pages_bytes
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
     Matrix,
@@ -213,7 +218,7 @@ class FlashForwardGeneral(AttentionKernel):
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         pages = looked_up_bytes(config, shape) + more_pages_bytes(config, shape, limits)
-        pages += TILE_ALIGNMENT_BYTES * (shape.features.page_size > 0)  # tiles may begin behind them
+        pages += TILE_ALIGNMENT_BYTES * (shape.features.page_size > 0)  # tiles may begin after them
         return max(most_forward_bytes(tiles) for tiles in _loops(config, shape, limits)) + pages
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
