@@ -35,23 +35,16 @@ class Matrix(NamedTuple):
 
 class Keys(NamedTuple):
     """Keys and values of a head, each a `Matrix`; or (TMA) descriptors of whole tensors as the bases of both, and the
-    head's place in them."""
+    head's place in them. In pages both begin at the head's row 0 of page 0: the strides of a page, and the sequence's
+    line of the table of pages."""
 
     k: Any
     v: Any
     batch: Any = None
     head: Any = None
-
-
-class PagedKeys(NamedTuple):
-    """Keys and values of a head that lie in pages, each a `Matrix` that begins at the head's row 0 of page 0; the
-    strides of a page; and the sequence's line of the table of pages."""
-
-    k: Any
-    v: Any
-    k_page: Any
-    v_page: Any
-    table: Any
+    k_page: Any = None
+    v_page: Any = None
+    table: Any = None
 
 
 class Queries(NamedTuple):

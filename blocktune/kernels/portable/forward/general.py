@@ -46,6 +46,7 @@ from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_
 from blocktune.kernels.layouts.forward_tiles import KNOWN_ALIGNMENT, TILE_ALIGNMENT_BYTES, ForwardTiles
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
+    Keys,
     Matrix,
     Options,
     Scoring,
@@ -53,7 +54,6 @@ from blocktune.kernels.portable.forward.arguments import (
     SoftmaxState,
 )
 from blocktune.kernels.portable.forward.general_tiles import attend_general
-from blocktune.kernels.portable.forward.pages import keys_of
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.tiles import in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
@@ -129,7 +129,8 @@ def flash_fwd_general_kernel(
     scoring = Scoring(scale, softcap, slope, mask_base, stride_mm, stride_mn)
     dropout = Dropout(batch_head, kept_share, seed_lo, seed_hi, offset, threshold)
     k_rows, v_rows = Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k)
-    keys = keys_of(k_rows, v_rows, k_strides.batch, v_strides.batch, Table, batch, stride_table, OPTIONS)
+    line = Table + batch * stride_table if OPTIONS.PAGE_SIZE > 0 else None
+    keys = Keys(k_rows, v_rows, k_page=k_strides.batch, v_page=v_strides.batch, table=line)
     # [BLOCK_M, WIDTH]
     q = load_matrix(Matrix(q_base, q_strides.row, seqlen_q), row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
     acc, l_i, m_i = attend_general(q, keys, row_start, sequence, scoring, dropout, OPTIONS)

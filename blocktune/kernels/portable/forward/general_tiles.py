@@ -22,7 +22,7 @@ def attend_tiles(
     The maxima are in natural units if a score is more than a product, else unscaled. An additive mask may hide keys
     with -1e30, whose product with log2(e) is rounded by more than any exponent holds, and so are scores of 1e9:
     `exact_step` takes the difference first.
-    acc is not divided by the share of the pairs that dropout keeps. keys: `Keys`, or with a PAGE_SIZE `PagedKeys`.
+    acc is not divided by the share of the pairs that dropout keeps.
     """
     log2_e: tl.constexpr = 1.4426950408889634
     BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N

@@ -6,18 +6,7 @@ A table says which page each PAGE_SIZE keys of a sequence are in. Rows of a tile
 import triton
 import triton.language as tl
 
-from blocktune.kernels.portable.forward.arguments import Keys, PagedKeys
-
 # No module-level tl.constexpr: see kernels/portable/forward/tiles.py.
-
-
-@triton.jit
-def keys_of(k, v, k_page, v_page, table, batch, stride_table, OPTIONS: tl.constexpr):
-    """Return the `Keys` of a head, each a `Matrix`, or its `PagedKeys`."""
-    if OPTIONS.PAGE_SIZE > 0:
-        return PagedKeys(k, v, k_page, v_page, table + batch * stride_table)
-    else:
-        return Keys(k, v)
 
 
 @triton.jit
