@@ -1,5 +1,7 @@
 """The arguments that a call's features become, for every kernel that serves features of dense scores."""
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from blocktune.kernels.base.direct_launch import DropoutWord, recorder
@@ -11,7 +13,13 @@ from blocktune.kernels.values.features import UNLIMITED, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 DENSE_FEATURES = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen"))
-"""The features whose arguments are here."""
+"""The features of dense scores whose arguments are here."""
+
+CACHE_FEATURES = frozenset(("cached", "paged"))
+"""Where the keys lie; their arguments are here as well."""
+
+DECODED_QUERIES = 32
+"""Of a call over a cache, up to which the decoding kernels compute it: nothing is packed into the tiles of others."""
 
 MASK_CODES = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
 """The mask tensors as `score_tile` counts them; 0 is none."""
@@ -21,7 +29,7 @@ SIZES = (
     "window_right",
 )  # fmt: skip
 DROPOUT_WORDS = ("seed_lo", "seed_hi", "offset", "threshold")
-RUN_TIME_INTEGERS = (*SIZES, *DROPOUT_WORDS)
+RUN_TIME_INTEGERS = (*SIZES, *DROPOUT_WORDS, "stride_table")
 """Integers that are not compiled in."""
 
 
@@ -31,30 +39,35 @@ def check_extras(features: Features, extras: Extras) -> None:
     Raises:
         UsageError: it has not.
     """
-    varlen = features.varlen
-    if (
-        (extras.mask is not None) is not (features.mask in MASK_CODES)
-        or (extras.alibi_slopes is not None) is not features.alibi
-        or (extras.cu_seqlens_q is not None) is not varlen
-        or (extras.cu_seqlens_k is not None) is not varlen
-    ):
+    misplaced = [name for name, wanted in _needed(features).items() if (getattr(extras, name) is not None) != wanted]
+    if misplaced:
         raise UsageError(
             f"The extras must be the tensors of the shape's features and no others, but for {features.label!r} these "
-            f"are missing or superfluous: {', '.join(_misplaced(features, extras))}. Pass what the features need."
+            f"are missing or superfluous: {', '.join(misplaced)}. Pass what the features need."
         )
     if features.softcap and not extras.softcap > 0:
         raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")
 
 
-def _misplaced(features: Features, extras: Extras) -> list[str]:
-    """Return the tensors that are missing or too many."""
-    needed = {
+def few_queries_problem(kernel: str, shape: AttentionShape) -> str | None:
+    """Return why a forward kernel leaves a shape over a cache to decoding, or None. Few packed queries are padded for
+    it by those who ask."""
+    if not shape.features.cached or shape.features.varlen or shape.seqlen_q > DECODED_QUERIES:
+        return None
+    return f"`seqlen_q > {DECODED_QUERIES}` must hold over a cache for {kernel}, but got seqlen_q={shape.seqlen_q}"
+
+
+@cache
+def _needed(features: Features) -> Mapping[str, bool]:
+    """Return which tensors the features need. A cache says how long its sequences are and where they begin."""
+    return {
         "mask": features.mask in MASK_CODES,
         "alibi_slopes": features.alibi,
         "cu_seqlens_q": features.varlen,
-        "cu_seqlens_k": features.varlen,
+        "cu_seqlens_k": features.varlen and not features.cached,
+        "cache_seqlens": features.cached,
+        "block_table": features.page_size > 0,
     }
-    return [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
 
 
 def sinks_of(extras: Extras) -> Any:
@@ -133,16 +146,21 @@ def feature_constants(shape: AttentionShape) -> dict[str, Any]:
         "BIASED": features.softcap or features.alibi or features.mask is MaskKind.ADDITIVE,
         "DROPOUT": features.dropout,
         "PACKED": features.varlen,
+        "CACHED": features.cached,
+        "PAGE_SIZE": features.page_size,
     }
 
 
 def example_arguments(shape: AttentionShape) -> dict[str, Any]:
     """Return what compiles a kernel offline for the features of the shape: a mask [seqlen_q, seqlen_k] and slopes
     [num_heads] for all of the batch, lengths, numbers, and the strides of log-sum-exps."""
-    features = shape.features
-    masked, lengths = features.mask is not MaskKind.NONE, TensorArgument("int32") if features.varlen else None
+    features, masked, integers = shape.features, shape.features.mask is not MaskKind.NONE, TensorArgument("int32")
     mask = TensorArgument("uint8" if features.mask is MaskKind.BOOLEAN else shape.dtype)
-    arguments: dict[str, Any] = {"Mask": mask if masked else None, "CuQ": lengths, "CuK": lengths}
+    arguments: dict[str, Any] = {"Mask": mask if masked else None}
+    arguments |= {"CuQ": integers if features.varlen else None}
+    arguments |= {"CuK": integers if features.varlen and not features.cached else None}
+    arguments |= {"Lengths": integers if features.cached else None}
+    arguments |= {"Table": integers, "stride_table": 1} if features.page_size else {"Table": None, "stride_table": None}
     arguments |= {"Slopes": TensorArgument("float32") if features.alibi else None}
     arguments |= {"scale": 1.0, "softcap": 1.0, "kept_share": 1.0} | dict.fromkeys(DROPOUT_WORDS, 0)
     rows = (0, 0, 0 if shape.seqlen_q == 1 else aligned_width(shape.seqlen_k), 1) if masked else (0,) * 4

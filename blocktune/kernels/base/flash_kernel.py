@@ -22,6 +22,7 @@ ROWS_PER_WARP = 16
 WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
 """The smallest tile that wgmma and tcgen05 multiply, and its warps."""
 FLOAT32_BYTES = 4
+ADDRESS_BYTES = 8
 MOST_FLOAT32_ELEMENTS = 204
 """Elements of Q, scores, output, and K or V of a thread, read off the code of compute capabilities 8.0 to 12.0."""
 SWIZZLE_BYTES = 128
@@ -68,8 +69,9 @@ def heads_per_group(shape: AttentionShape) -> int:
 
 def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
     """Return stride_{letter}b, -h and -m (-n for K and V) of the contiguous tensor q, k, v or o (the output), in
-    elements."""
-    heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, shape.seqlen_k)
+    elements. A page takes the place of a batch entry."""
+    keys = shape.features.page_size or shape.seqlen_k
+    heads, rows = (shape.num_heads, shape.seqlen_q) if letter in "qo" else (shape.num_heads_kv, keys)
     dim = shape.head_dim if letter in "qk" else shape.head_dim_v
     row = "m" if letter in "qo" else "n"
     return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}
@@ -276,3 +278,25 @@ def exchanges_probabilities(config: KernelConfig, shape: AttentionShape, limits:
 def _shares_rows(config: KernelConfig) -> bool:
     """Return whether a block has more warps than groups of rows that a warp multiplies."""
     return config.block_m < ROWS_PER_WARP * config.num_warps
+
+
+def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return the bytes of buffers with the pages that keys are in, one a tile or one a key, and with the scales of
+    tokens."""
+    features, n = shape.features, config.block_n
+    pages = (n if n > features.page_size else 1) * (features.page_size > 0)
+    return (config.num_stages - 1) * (pages + 2 * n * features.token_scales) * FLOAT32_BYTES
+
+
+def more_pages_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Return the bytes of pages that may come on top, where a tile has several: a second buffer, if rows of keys and
+    of values are of different widths and fewer than threads, or what takes addresses to other threads where nothing
+    else is exchanged."""
+    copied = config.num_stages > 1 and limits.mma != "none"
+    if not copied or not 0 < shape.features.page_size < config.block_n:
+        return 0
+    width, width_v = operand_widths(shape)
+    if width != width_v and config.block_n < WARP_SIZE * config.num_warps:
+        return (config.num_stages - 1) * config.block_n * FLOAT32_BYTES
+    alone = product_unit(config, limits) == "mma" and config.block_m >= width_v
+    return config.block_n * ADDRESS_BYTES * alone

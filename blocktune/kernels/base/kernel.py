@@ -243,6 +243,11 @@ class AttentionKernel(ABC):
             return f"the last dimension of query, key and value must be contiguous for {self.name}"
         return None
 
+    def cache_problem(self, k: Any, v: Any) -> str | None:
+        """Return why the kernel cannot read the entries or pages of these very caches, whatever the config; or None."""
+        del k, v
+        return None
+
     @property
     @abstractmethod
     def source_hash(self) -> str:

@@ -1,6 +1,7 @@
 """Attention as its definition says it: the ground truth of every test, check and tuning run."""
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from blocktune.kernels.values.dropout import keep_mask, share_kept
@@ -12,7 +13,9 @@ from blocktune.kernels.values.shape import Causal
 if TYPE_CHECKING:
     import torch
 
-KNOWN_FEATURES = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen"))
+KNOWN_FEATURES = frozenset(
+    ("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen", "cached", "paged")
+)
 
 
 def attention_reference(
@@ -32,8 +35,8 @@ def attention_reference(
     q [..., num_heads, seqlen_q, head_dim], k and v [..., num_heads_kv, seqlen_k, head_dim(_v)] with num_heads a
     multiple of num_heads_kv; scale is 1 / sqrt(head_dim) unless given. Computed in `dtype` (float32 unless given) on
     the tensors' device, with all seqlen_q * seqlen_k scores of every head in memory. A row without keys gives 0, -inf.
-    With features the tensors have four dimensions, and packed sequences (varlen) are [1, heads, tokens, dim]. Autograd
-    differentiates it.
+    With features the tensors have four dimensions, packed sequences (varlen) are [1, heads, tokens, dim], and keys and
+    values of a cache in pages [pages, num_heads_kv, page_size, dim]. Autograd differentiates it.
 
     Returns:
         the output [..., num_heads, seqlen_q, head_dim_v] and the log-sum-exp [..., num_heads, seqlen_q], in `dtype`;
@@ -54,6 +57,8 @@ def attention_reference(
     group_size = q.shape[-3] // k.shape[-3]
     q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
     k, v = (tensor.repeat_interleave(group_size, dim=-3) for tensor in (k, v))
+    if features.cached:
+        return _attend_cached(q, k, v, causal, scale, features, extras)
     if features.varlen:
         return _attend_packed(q, k, v, causal, scale, features, extras)
     return _attention(q, k, v, causal, scale, features, extras)
@@ -156,6 +161,43 @@ def _attend_packed(
         out[:, :, queries] = part
         lse[:, queries] = part_lse[0]
     return out, lse
+
+
+def _attend_cached(
+    q: "torch.Tensor",
+    k: "torch.Tensor",
+    v: "torch.Tensor",
+    causal: Causal,
+    scale: float,
+    features: Features,
+    extras: Extras,
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Compute attention over the keys that the entries of a cache have, as packed sequences."""
+    import torch
+
+    assert extras.cache_seqlens is not None
+    lengths, device = extras.cache_seqlens.tolist(), extras.cache_seqlens.device
+    k, v = (_keys_of_entries(cache, lengths, extras.block_table) for cache in (k, v))
+    extras = replace(extras, cu_seqlens_k=torch.tensor([0, *accumulate(lengths)], device=device))
+    if features.varlen:
+        return _attend_packed(q, k, v, causal, scale, features, extras)
+    batch, _, rows, _ = q.shape
+    extras = replace(extras, cu_seqlens_q=torch.arange(batch + 1, device=device) * rows)
+    packed = q.transpose(0, 1).flatten(1, 2)[None]
+    out, lse = _attend_packed(packed, k, v, causal, scale, features, extras)
+    return out[0].unflatten(1, (batch, rows)).transpose(0, 1), lse.unflatten(1, (batch, rows)).transpose(0, 1)
+
+
+def _keys_of_entries(cache: "torch.Tensor", lengths: list[int], table: "torch.Tensor | None") -> "torch.Tensor":
+    """Return the rows [1, heads, rows of all entries, dim] that the entries of a cache have."""
+    import torch
+
+    if table is None:
+        return torch.cat([cache[entry, :, :length] for entry, length in enumerate(lengths)], -2)[None]
+    size = cache.shape[2]
+    pages = [cache[table[entry, : -(-length // size)].long()] for entry, length in enumerate(lengths)]
+    rows = [own.transpose(0, 1).flatten(1, 2)[:, :length] for own, length in zip(pages, lengths, strict=True)]
+    return torch.cat(rows, -2)[None]
 
 
 def _extras_of(extras: Extras, number: int, seqlen_q: int, seqlen_k: int) -> Extras:

@@ -131,7 +131,10 @@ class Call:
             return self
         if lengths is not None and features.varlen:
             batch, *longest = lengths
-            longest_q, longest_k = map(_no_longer, longest, (query.shape[2], key.shape[2]))
+            longest_q, longest_k = longest
+            longest_q = _no_longer(longest_q, query.shape[2])
+            if not features.cached:  # a cache has room for so many
+                longest_k = _no_longer(longest_k, key.shape[2])
             lengths = batch, longest_q, longest_k
         _, seqlen_q, seqlen_k = lengths or (0, query.shape[2], key.shape[2])
         varies = features.varlen or features.cached
@@ -184,6 +187,8 @@ class Call:
         if self.features.varlen:
             own: Any = *(packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
             own = *own, tokens_kind(query.shape[2], query.shape[1])
+            if self.features.cached:
+                own = *own, key.shape[:3], value.shape[:3]
         else:
             own = tensors_kind(query, key, value)
         if self.extras is NO_EXTRAS:

@@ -24,8 +24,9 @@ def check_values(query: Tensor, key: Tensor, call: Call) -> None:
     if call.lengths is None:
         return
     _, seqlen_q, seqlen_k = call.lengths
-    if extras.cu_seqlens_q is not None and extras.cu_seqlens_k is not None:
+    if extras.cu_seqlens_q is not None:
         _check_bounds("q", extras.cu_seqlens_q, query.shape[2], seqlen_q)
+    if extras.cu_seqlens_k is not None:
         _check_bounds("k", extras.cu_seqlens_k, key.shape[2], seqlen_k)
     if extras.cache_seqlens is None:
         return

@@ -214,6 +214,8 @@ class Resolver:
         config, shape = step.config, trial.shape
         kernel = get_kernel(config.kernel)
         problem = kernel.layout_problem(*trial.arguments[:3])
+        if problem is None and shape.features.cached:
+            problem = kernel.cache_problem(*trial.arguments[1:3])
         if problem is not None:
             return problem
         kind = trial.kind(config)

@@ -140,11 +140,16 @@ def _attend_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tupl
         key, value = (gather_pages(cache, extras.block_table) for cache in (key, value))
     assert extras.cache_seqlens is not None
     lengths = extras.cache_seqlens.long()[:, None, None]
-    distance = _distance(query.shape[2], key.shape[2], lengths - query.shape[2], call.causal)
-    seen = _visible(distance, lengths, call)
-    slopes = extras.alibi_slopes
+    rows, lengths_q, count = query, torch.full_like(lengths, query.shape[2]), query.shape[2]
+    if extras.cu_seqlens_q is not None:
+        assert call.lengths is not None
+        bounds = extras.cu_seqlens_q.long()
+        rows, lengths_q = _pad(query, bounds, call.lengths[1]), bounds.diff()[:, None, None]
+    distance = _distance(rows.shape[2], key.shape[2], lengths - lengths_q, call.causal)
+    seen, slopes = _visible(distance, lengths, call), extras.alibi_slopes
     bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
-    return masked_attention(query, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
+    out, lse = masked_attention(rows, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
+    return (out, lse) if extras.cu_seqlens_q is None else _in_tokens(out, lse, bounds, count)
 
 
 def _attend_packed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
@@ -164,9 +169,7 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
     bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
     seen = seen & (torch.arange(padded.shape[2], device=query.device)[:, None] < lengths_q)
     out, lse = masked_attention(padded, keys, values, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
-    rows, sums = (_unpad(tensor, bounds_q, query.shape[2]) for tensor in (out, lse[..., None]))
-    inside = (torch.arange(query.shape[2], device=query.device) < bounds_q[-1])[:, None]
-    return torch.where(inside, rows, 0.0)[None], torch.where(inside, sums, float("-inf"))[..., 0]
+    return _in_tokens(out, lse, bounds_q, query.shape[2])
 
 
 def _pad(tokens: Tensor, bounds: Tensor, longest: int) -> Tensor:
@@ -176,6 +179,14 @@ def _pad(tokens: Tensor, bounds: Tensor, longest: int) -> Tensor:
     places = (bounds[:-1, None] + rows).clamp(max=max(count - 1, 0))
     inside = rows < bounds.diff()[:, None]
     return torch.where(inside[None, ..., None], tokens[0][:, places], 0.0).transpose(0, 1)
+
+
+def _in_tokens(out: Tensor, lse: Tensor, bounds: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the output [1, heads, count, dim] and log-sum-exp [heads, count] of packed tokens, 0 and -inf after the
+    last sequence, of those of padded sequences."""
+    rows, sums = (_unpad(tensor, bounds, count) for tensor in (out, lse[..., None]))
+    inside = (torch.arange(count, device=out.device) < bounds[-1])[:, None]
+    return torch.where(inside, rows, 0.0)[None], torch.where(inside, sums, float("-inf"))[..., 0]
 
 
 def _unpad(sequences: Tensor, bounds: Tensor, count: int) -> Tensor:

@@ -47,7 +47,7 @@ def sampled(shape: AttentionShape, extras: Extras, scale: float, tensors: Sequen
             and the inputs.
     """
     query, key, value, out, lse, *gradients = tensors
-    if not CANARY.is_on() or (shape.features.varlen and shape.features.cached):
+    if not CANARY.is_on():
         return None
     is_backward = shape.direction is Direction.BACKWARD
     if query.dtype is torch.float32 and allows_tf32() and not is_backward:

@@ -188,7 +188,7 @@ def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) 
     problem = kernel.unsupported(shape, limits)
     if problem is None:
         config = kernel.default_config(alone, limits)
-        if shape.features.cached:
+        if name != FORWARD:
             overlap = min(config.parameters["overlap"], EARLY) if num_splits > 1 else LATE  # one merge for every number
             config = KernelConfig.of(kernel.name, {**config.parameters, "splits": num_splits, "overlap": overlap})
         problem = next(iter(kernel.violations(config, shape, limits)), None)
@@ -200,6 +200,6 @@ def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) 
 
 def _name(shape: AttentionShape) -> str:
     """Return the kernel that computes the shape."""
-    if not shape.features.cached:
+    if not shape.features.cached or shape.features.varlen:
         return FORWARD
     return SHORT_DECODING if shape.features.is_short else DECODING

@@ -6,6 +6,7 @@ by part.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -104,25 +105,31 @@ class RowSample:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One batch entry: its number, its index in the tensors, and the queries and keys that are its own."""
+    """One batch entry: its number, its index in the queries and in the keys, and the queries and keys that are its
+    own."""
 
     number: int
     entry: int
+    key_entry: int
     queries: slice
     keys: slice
 
     @classmethod
     def ends(cls, shape: AttentionShape, extras: Extras) -> list[Self]:
         """Return the first and the last entry that has queries."""
-        if extras.cu_seqlens_q is not None and extras.cu_seqlens_k is not None:
-            bounds_q, bounds_k = extras.cu_seqlens_q.tolist(), extras.cu_seqlens_k.tolist()
-            numbers = [n for n in range(len(bounds_q) - 1) if bounds_q[n + 1] > bounds_q[n]]
-            entries = [cls(n, 0, slice(*bounds_q[n : n + 2]), slice(*bounds_k[n : n + 2])) for n in numbers]
-        else:
-            lengths = [shape.seqlen_k] * shape.batch
-            if extras.cache_seqlens is not None:
-                lengths = extras.cache_seqlens.tolist()
-            entries = [cls(n, n, slice(0, shape.seqlen_q), slice(0, length)) for n, length in enumerate(lengths)]
+        queries, keys = [slice(0, shape.seqlen_q)] * shape.batch, [slice(0, shape.seqlen_k)] * shape.batch
+        packed, packed_keys = extras.cu_seqlens_q is not None, extras.cu_seqlens_k is not None
+        if extras.cu_seqlens_q is not None:
+            queries = [slice(*bounds) for bounds in pairwise(extras.cu_seqlens_q.tolist())]
+        if extras.cu_seqlens_k is not None:
+            keys = [slice(*bounds) for bounds in pairwise(extras.cu_seqlens_k.tolist())]
+        if extras.cache_seqlens is not None:
+            keys = [slice(0, length) for length in extras.cache_seqlens.tolist()]
+        entries = [
+            cls(n, 0 if packed else n, 0 if packed_keys else n, *own)
+            for n, own in enumerate(zip(queries, keys, strict=True))
+            if own[0].stop > own[0].start
+        ]
         return entries[:: max(len(entries) - 1, 1)]
 
 
@@ -187,8 +194,8 @@ def _numbers(tensor: Tensor, factor: Tensor | None, table: Tensor | None, sequen
     """Return the keys or values of one head that a sequence has."""
     keys, by_token = sequence.keys, factor is not None and factor.dim() == 3
     if table is None:
-        own = tensor[sequence.entry, head, keys]
-        of_tokens = factor[sequence.entry, keys, head] if by_token and factor is not None else None
+        own = tensor[sequence.key_entry, head, keys]
+        of_tokens = factor[sequence.key_entry, keys, head] if by_token and factor is not None else None
     else:
         pages = table[sequence.number, : -(-keys.stop // tensor.shape[2])].long()
         stored = tensor.view(torch.int8) if tensor.element_size() == 1 else tensor  # no device indexes all 8-bit types

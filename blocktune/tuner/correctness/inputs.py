@@ -69,6 +69,8 @@ class CheckInputs:
 
     def of_keys(self, tensor: Any, number: int) -> Any:
         """Return the part [num_heads_kv, keys, dim] that belongs to an entry's keys."""
+        if self.shape.features.cached:
+            return tensor[number][:, : self.lengths_k[number]]
         return self._part(tensor, number, self.lengths_k)
 
     def scaled(self, factor: float) -> "CheckInputs":
@@ -128,7 +130,9 @@ def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> CheckInputs
     rows: tuple[int, int] = (shape.batch, shape.seqlen_q)
     keys: tuple[int, int] = (shape.batch, shape.seqlen_k)
     if features.varlen:
-        rows, keys = (1, sum(lengths_q)), (1, sum(lengths_k))
+        rows = 1, sum(lengths_q)
+    if features.varlen and not features.cached:
+        keys = 1, sum(lengths_k)
     if features.page_size:
         keys = (_pages(shape), features.page_size)
     q = normal(rows[0], shape.num_heads, rows[1], shape.head_dim)
@@ -188,7 +192,10 @@ def _extras(
     def indices(values: Any) -> Any:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    starts = [indices([0, *accumulate(part)]) if features.varlen else None for part in lengths]
+    packed = features.varlen, features.varlen and not features.cached
+    starts = [
+        indices([0, *accumulate(part)]) if is_packed else None for part, is_packed in zip(lengths, packed, strict=True)
+    ]
     table = None
     if features.page_size:
         pages = torch.randperm(_pages(shape), generator=generator, device=device)

@@ -57,6 +57,39 @@ def tensors(shape: AttentionShape, layout: str = "bhsd", tokens: tuple[int, int]
     return drawn
 
 
+def cached(
+    shape: AttentionShape, lengths_q: Sequence[int] | None, lengths_k: Sequence[int], *, heads_first: bool = False
+) -> tuple[Any, Extras]:
+    """Queries, packed where they have lengths, a cache filled to these lengths, in shuffled pages where the shape has
+    pages, and extras. Behind the keys and in other pages there is NaN, and in unused places of the table any number."""
+    generator, size, dtype = torch.Generator().manual_seed(2), shape.features.page_size, getattr(torch, shape.dtype)
+    extras = replace(extras_of(shape), cache_seqlens=torch.tensor(lengths_k, dtype=torch.int32, device=DEVICE))
+    tokens = (1, sum(lengths_q)) if lengths_q is not None else (shape.batch, shape.seqlen_q)
+    q = torch.randn(tokens[0], tokens[1], shape.num_heads, shape.head_dim, generator=generator).to(dtype).to(DEVICE)
+    if lengths_q is not None:
+        bounds = torch.tensor([0, *accumulate(lengths_q)], dtype=torch.int32, device=DEVICE)
+        extras = replace(extras, cu_seqlens_q=bounds)
+    rows = size or shape.seqlen_k
+    places = -(-shape.seqlen_k // rows)
+    count = shape.batch * places + 3 * (size > 0)
+    table = torch.randperm(count, generator=generator)[: shape.batch * places].view(shape.batch, places)
+    if not size:
+        table = torch.arange(count)[:, None]
+    sizes = (count, shape.num_heads_kv, rows) if heads_first else (count, rows, shape.num_heads_kv)
+    held = torch.zeros(count, rows, dtype=torch.bool)
+    for entry, length in enumerate(lengths_k):
+        held[table[entry]] = torch.arange(places * rows).view(places, rows) < length
+        table[entry, -(-length // rows) :] = 1 << 30  # nobody reads the numbers of pages that hold no key
+    caches = []
+    for dim in (shape.head_dim, shape.head_dim_v):
+        drawn = torch.randn(*sizes, dim, generator=generator)
+        drawn = drawn if heads_first else drawn.transpose(1, 2)
+        caches.append(drawn.masked_fill_(~held[:, None, :, None], float("nan")).to(dtype).to(DEVICE))
+    if size:
+        extras = replace(extras, block_table=table.int().to(DEVICE))
+    return (q.transpose(1, 2), *caches), extras
+
+
 def packed(shape: AttentionShape, lengths_q: Sequence[int], lengths_k: Sequence[int]) -> tuple[Any, Extras]:
     """Packed tensors and extras of sequences with these lengths."""
     bounds_q, bounds_k = ([0, *accumulate(lengths)] for lengths in (lengths_q, lengths_k))

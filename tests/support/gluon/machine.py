@@ -137,7 +137,9 @@ def atomic_xchg(pointer: Pointer, value: int) -> None:
     pointer.tensor[pointer.offset] = value
 
 
-def load(pointer: Pointer) -> Any:
+def load(pointer: Pointer, mask: Any = True, other: int = 0) -> Any:
+    if isinstance(mask, bool) and not mask:
+        return I32(other)
     if isinstance(pointer.offset, torch.Tensor):
         return pointer.tensor.view(-1)[pointer.offset.long()]
     assert 0 <= pointer.offset < pointer.tensor.numel()

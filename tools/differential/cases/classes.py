@@ -126,9 +126,9 @@ def _plain(draw: Callable[[Any], Any], entry: Entry) -> dict[str, Any]:
 def _page_sizes(entry: Entry) -> st.SearchStrategy[int]:
     odd = {1: 0.5, 7: 0.5, 24: 0.5, 100: 0.5, 512: 0.5}
     sizes: dict[Entry, dict[int, float]] = {
-        Entry.KVCACHE: {0: 5, 16: 2, 64: 2, 256: 2, 48: 1} | odd,
-        Entry.VARLEN: {0: 5, 16: 1, 48: 1, 7: 0.5, 128: 0.5},
-        Entry.TORCH_VARLEN: {0: 3, 16: 1, 100: 0.5},
+        Entry.KVCACHE: {0: 5, 16: 2, 64: 2, 256: 2, 48: 1, 32: 0.5, 128: 0.5} | odd,
+        Entry.VARLEN: {0: 5, 16: 1, 48: 1, 64: 0.5, 128: 0.5, 256: 0.5} | odd,
+        Entry.TORCH_VARLEN: {0: 3, 16: 1, 64: 0.5, 256: 0.5} | odd,
     }
     return weigh(sizes.get(entry, {0: 1}))
 

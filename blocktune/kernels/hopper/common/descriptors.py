@@ -60,6 +60,25 @@ def describe_packed(tensor: Any, block_rows: int, block_columns: int) -> Any:
     return descriptor(tensor, sizes, strides, [1, 1, 1, block_rows, block_columns], layout)
 
 
+def rows_between(cache: Any) -> int:
+    """Return the rows from an entry or page [heads, rows, dim] of a cache to the next one, which `separable` caches
+    have."""
+    between: int = cache.stride(0) // cache.stride(2)
+    return between
+
+
+def inseparable(kernel: str, **caches: Any) -> str | None:
+    """Return why a kernel's copy engine cannot address one of the caches, which have their names, as rows in a line; or
+    None."""
+    for name, cache in caches.items():
+        if cache.stride(0) % cache.stride(2) or cache.shape[0] * rows_between(cache) >= MANY_ROWS:
+            return (
+                f"entries or pages of {name} must be whole rows apart, and fewer than {MANY_ROWS} of them together, "
+                f"for {kernel}"
+            )
+    return None
+
+
 def _strides(tensor: Any) -> list[int]:
     """Return the strides in elements; where nothing follows any stride may stand."""
     outer = zip(tensor.stride()[:-1], tensor.shape, strict=False)

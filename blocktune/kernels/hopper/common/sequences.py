@@ -79,6 +79,27 @@ def packed_sequence(batch, cu_q, cu_k, sizes, LOWER_RIGHT: gl.constexpr):
 
 
 @gluon.jit
+def cached_sequence(batch, cu_q, lengths, sizes, LOWER_RIGHT: gl.constexpr):
+    """Return the bounds of queries, packed or not, and of the keys that an entry of a cache has. The cache says where
+    these lie."""
+    begin_q = 0
+    seqlen_q = sizes.seqlen_q
+    if cu_q is not None:
+        begin_q = gl.load(cu_q + batch)
+        seqlen_q = gl.load(cu_q + batch + 1) - begin_q
+    seqlen_k = gl.load(lengths + batch)
+    right, left = sizes.right, sizes.left
+    shift = 0
+    if LOWER_RIGHT:
+        shift = seqlen_k - seqlen_q
+        right += shift
+        left += shift
+    return SequenceBounds(
+        begin_q=begin_q, begin_k=0, seqlen_q=seqlen_q, seqlen_k=seqlen_k, right=right, left=left, shift=shift
+    )
+
+
+@gluon.jit
 def key_range(row, sequence, ROWS: gl.constexpr, OPTIONS: gl.constexpr):
     """Return the blocks of keys that queries row .. row + ROWS - 1 walk along.
 

@@ -18,6 +18,10 @@ class Tensors(NamedTuple):
     """int32 [batch + 1] of packed sequences."""
     sinks: Any
     """A logit for each of num_heads."""
+    lengths: Any = None
+    """int32 [batch]: the keys that each entry of a cache has."""
+    table: Any = None
+    """int32: the pages of each entry."""
 
 
 class Memory(NamedTuple):
@@ -45,7 +49,8 @@ class Memory(NamedTuple):
 
 class Sizes(NamedTuple):
     """The integers of a launch; right and left: bounds of the keys that query 0 sees; lse_rows: a head's rows of the
-    log-sum-exp."""
+    log-sum-exp. Of a cache: k_rows and v_rows, rows from an entry or page to the next one; table_line, numbers from a
+    line of the table to the next one."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -56,6 +61,9 @@ class Sizes(NamedTuple):
     right: Any
     left: Any
     lse_rows: Any = None
+    k_rows: Any = None
+    v_rows: Any = None
+    table_line: Any = None
 
 
 class Scaling(NamedTuple):
@@ -105,6 +113,10 @@ class Options(NamedTuple):
     QK_PANELS: int
     V_PANELS: int
     """Panels of a tile of Q or K, and of V or the output: 1 or 3."""
+    V_WIDTH: int
+    """Columns of a panel of V."""
+    PAGE_SIZE: int
+    """Keys of a page of a cache, or 0: those of a block are next to each other."""
     RAGGED: bool
     """The last block may reach beyond the keys."""
     RIGHT: bool

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.sequences import packed_sequence, whole_sequence
+from blocktune.kernels.hopper.common.sequences import cached_sequence, packed_sequence, whole_sequence
 
 
 class Walk(NamedTuple):
@@ -18,8 +18,10 @@ class Walk(NamedTuple):
 
 @gluon.jit
 def sequence_of(batch, tensors, sizes, LOWER_RIGHT: gl.constexpr):
-    """Return the bounds of the sequence of a batch entry, packed or not."""
-    if tensors.cu_q is None:
+    """Return the bounds of the sequence of a batch entry, packed or not, or over a cache."""
+    if tensors.lengths is not None:
+        return cached_sequence(batch, tensors.cu_q, tensors.lengths, sizes, LOWER_RIGHT)
+    elif tensors.cu_q is None:
         return whole_sequence(sizes)
     else:
         return packed_sequence(batch, tensors.cu_q, tensors.cu_k, sizes, LOWER_RIGHT)

@@ -39,6 +39,8 @@ Why nothing hangs, whatever the lengths:
   the latter; the producer fills them in the same order.
 - Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
   the `empty` barriers' (from 1, so that the first use waits for nothing), consumers of the `full` one's (from 0).
+- Where tiles differ in length the number of the next one comes after the last copy of this one. So a consumer that sees
+  fewer blocks on the left asks for it when it has handed these back: copies that are still to come wait for its slots.
 - Tiles of packed sequences that have no queries are passed over by the producer alone. Consumers see none of them: they
   get all their tiles, the first one too, from the ring of tile numbers.
 """
@@ -153,6 +155,7 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
     LAYOUTS: gl.constexpr = layouts_of(BLOCK_N, WIDTH, OPTIONS.V_PANELS)
     VARLEN: gl.constexpr = tensors.cu_q is not None
     LONGEST_FIRST: gl.constexpr = OPTIONS.RIGHT and not OPTIONS.LEFT
+    RECEIVES_LAST: gl.constexpr = OPTIONS.LEFT and (VARLEN or tensors.lengths is not None)
     num_heads = sizes.num_heads
     if OPTIONS.MASK == 2:
         scales = natural_scales(scaling.scale_log2, biases.unit, OPTIONS)
@@ -251,7 +254,8 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
         if not OPTIONS.SHARE_O and not OPTIONS.FREE_Q:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         q_parity ^= 1
-        number, tile_slot = receive(memory.ring, tile_slot)
+        if not RECEIVES_LAST:
+            number, tile_slot = receive(memory.ring, tile_slot)
         # [64]
         total = row_sums(state.sums, state.top, sink, scales, LAYOUTS.rows)
         acc = finished(acc_t)
@@ -259,6 +263,8 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
         slot = next_slot(slot, OPTIONS.STAGES)
         if OPTIONS.LEFT:  # blocks wholly left of what these rows see
             slot = hand_back(unseen_slots(own.first - blocks.first, OPTIONS.ONE_RING), memory, slot, OPTIONS)
+        if RECEIVES_LAST:  # the tile is fetched when all copies have been issued, and these wait for the slots
+            number, tile_slot = receive(memory.ring, tile_slot)
         if row < sequence.seqlen_q:
             divisor = total
             if OPTIONS.DROPOUT:

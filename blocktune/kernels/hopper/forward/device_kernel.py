@@ -45,11 +45,16 @@ def open_slots(memory, CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
     fence_async_shared()
 
 
-@gluon.jit(do_not_specialize=["lse_rows", *SIZES, *BIAS_INTEGERS])
+CACHE_INTEGERS = ("k_rows", "v_rows", "table_line")
+"""And those of a cache."""
+
+
+@gluon.jit(do_not_specialize=["lse_rows", *CACHE_INTEGERS, *SIZES, *BIAS_INTEGERS])
 def flash_fwd_hopper_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, sinks, slopes, slope_batch, slope_head, diagonal, unit,
     mask, mask_batch, mask_head, mask_tile, kept_share, seed_lo, seed_hi, offset, threshold, scale_log2, bend, lse_rows,
-    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, left, OPTIONS: gl.constexpr,
+    lengths, table, k_rows, v_rows, table_line, seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group,
+    right, left, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention: the arguments of `Tensors`, `Biases`, `Scaling` and `Sizes`, and the constants `Options`
     (kernels/hopper/forward/arguments.py), flat, since Triton compiles integers inside a tuple in where they are 1.
@@ -57,7 +62,8 @@ def flash_fwd_hopper_kernel(
     Descriptors of q, k, v and the output have blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
     lse [batch, num_heads, lse_rows] or None; sinks: a logit for each of num_heads that joins the softmax of its rows,
     or None. With cu_q and cu_k the sequences are packed: [1, heads, tokens, head_dim], lse [num_heads, lse_rows],
-    seqlen_q is the longest, and the bounds are of each sequence.
+    seqlen_q is the longest, and the bounds are of each sequence. With `lengths` the keys are those of a cache, with
+    `table` in pages, and blocks of k and v have the rows and columns of `page_block`.
     """
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
     CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
@@ -65,7 +71,7 @@ def flash_fwd_hopper_kernel(
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     QK_W: gl.constexpr = q_desc.block_type.shape[RANK - 1]
-    V_W: gl.constexpr = v_desc.block_type.shape[RANK - 1]
+    V_W: gl.constexpr = OPTIONS.V_WIDTH
     QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
     # [CONSUMERS, 64, head_dim]
@@ -100,9 +106,12 @@ def flash_fwd_hopper_kernel(
         places=places,
     )
     open_slots(memory, CONSUMERS, STAGES)
-    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, sinks)
+    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, sinks, lengths, table)
     scaling = Scaling(scale_log2, bend)
-    sizes = Sizes(seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, left, lse_rows)
+    sizes = Sizes(
+        seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, left, lse_rows, k_rows, v_rows,
+        table_line,
+    )  # fmt: skip
     biases = Biases(
         slopes, slope_batch, slope_head, diagonal, unit, mask, mask_batch, mask_head, mask_tile, kept_share, seed_lo,
         seed_hi, offset, threshold,

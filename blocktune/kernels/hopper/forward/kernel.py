@@ -2,15 +2,15 @@
 
 The device functions and what makes them fast are in kernels/hopper/forward/consumer.py. This kernel takes 16-bit types,
 any lengths, heads from 24 to 256 elements, both causal masks, windows, a soft cap, ALiBi, boolean and additive masks,
-dropout and packed sequences, in any memory that the copy engine can address, and leaves everything else to the portable
-kernels.
+dropout, packed sequences, caches and their pages, in any memory that the copy engine can address, and leaves everything
+else to the portable kernels.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
+from blocktune.kernels.base.feature_arguments import CACHE_FEATURES, DENSE_FEATURES, few_queries_problem
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import ForwardLoops
@@ -20,12 +20,13 @@ from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
-from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
+from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, inseparable, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors
 from blocktune.kernels.hopper.forward.arguments import Options
 from blocktune.kernels.hopper.forward.defaults import default_values, waits_for_mask
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
 from blocktune.kernels.hopper.forward.launch import (
+    NO_CACHE,
     MaskedLaunch,
     example_biases,
     leading,
@@ -36,7 +37,9 @@ from blocktune.kernels.hopper.forward.layout import (
     ALIGNED_ELEMENTS,
     BARRIER_BYTES,
     MIN_HEAD_DIM,
+    MIN_PAGE,
     NARROW_HEADS,
+    PAGING_REGISTERS,
     PANEL,
     PANEL_SLOTS,
     REGISTERS,
@@ -60,6 +63,7 @@ from blocktune.kernels.hopper.forward.layout import (
 )
 from blocktune.kernels.hopper.forward.lines import LINE_COLUMNS
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -69,7 +73,7 @@ class FlashForwardHopper(AttentionKernel):
     name = "flash_fwd_hopper"
     loops = ForwardLoops(lays_out_masks=True)  # counted as if a window hid no keys
     ladder_steps = ("hopper",)
-    features = DENSE_FEATURES
+    features = DENSE_FEATURES | CACHE_FEATURES
     most_barrier_bytes = BARRIER_BYTES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
@@ -94,7 +98,10 @@ class FlashForwardHopper(AttentionKernel):
                     f"`{MIN_HEAD_DIM} <= {name} <= {WIDTHS[-1]}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
                     f"{self.name}, but got {name}={dim}"
                 )
-        return None
+        page = shape.features.page_size
+        if page and page < MIN_PAGE:
+            return f"`page_size >= {MIN_PAGE}` must hold for {self.name}, but got page_size={page}"
+        return few_queries_problem(self.name, shape)
 
     def steps_back(self, shape: AttentionShape) -> bool:
         """Return whether the portable kernels are faster, or nothing is known: with head_dim 24 they took 18 to 42 %
@@ -161,18 +168,27 @@ class FlashForwardHopper(AttentionKernel):
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
 
+    def cache_problem(self, k: Any, v: Any) -> str | None:
+        return inseparable(self.name, key=k, value=v)
+
     @cached_property
     def source_hash(self) -> str:
         return hash_of_sources(flash_fwd_hopper_kernel)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        lengths = TensorArgument("int32") if shape.features.varlen else None
-        outer = (1,) * (3 if shape.features.varlen else 2)
+        features, integers = shape.features, TensorArgument("int32")
         blocks = (
-            DescriptorArgument(shape.dtype, (*outer, *block), swizzled=True) for block in blocks_of(config, shape)
+            DescriptorArgument(shape.dtype, (*[1] * (3 if in_line else 2), *block), swizzled=True)
+            for block, in_line in zip(blocks_of(config, shape), _rows_in_line(features), strict=True)
         )
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
-        arguments |= {"lse": None, "counter": TensorArgument("int32"), "cu_q": lengths, "cu_k": lengths}
+        arguments |= {"lse": None, "counter": integers, "cu_q": integers if features.varlen else None}
+        arguments |= {"cu_k": integers if features.varlen and not features.cached else None}
+        arguments |= dict.fromkeys(("lengths", "k_rows", "v_rows", "table", "table_line"))
+        if features.cached:
+            arguments |= {"lengths": integers, "k_rows": 1, "v_rows": 1}
+        if features.page_size:
+            arguments |= {"table": integers, "table_line": 1}
         arguments |= {"sinks": None, "scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
         arguments |= example_biases(shape)
         arguments |= sizes_of(config, shape) | {"OPTIONS": options_of(config, shape)}
@@ -189,17 +205,20 @@ class FlashForwardHopper(AttentionKernel):
 
     def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> Launch:
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
-        make = _describe_packed if shape.features.varlen else describe_rows
         fixed = (*sizes_of(config, shape).values(), options_of(config, shape))
         grid, options = (min(multiprocessors(), tiles), 1, 1), {"num_warps": WARPS}
-        described = tuple((slot, partial(make, *block)) for slot, block in enumerate(blocks_of(config, shape)))
+        blocks = zip(blocks_of(config, shape), _rows_in_line(shape.features), strict=True)
+        described = tuple(
+            (slot, partial(_describe_packed if in_line else describe_rows, *block))
+            for slot, (block, in_line) in enumerate(blocks)
+        )
         if mask_code(shape):
             return MaskedLaunch(shape, grid, fixed, options, described)
         return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_fwd_hopper_kernel,
             grid,
             partial(leading_with_extras, shape) if takes_extras else leading,
-            partial(_fixed, fixed) if takes_extras else partial(trailing, fixed),
+            partial(_fixed, fixed) if takes_extras else partial(trailing, (*NO_CACHE, *fixed)),
             options,
             described,
         )
@@ -216,6 +235,8 @@ def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
         CONSUMERS=consumers,
         QK_PANELS=panels_of(width),
         V_PANELS=panels_of(width_v),
+        V_WIDTH=width_v // panels_of(width_v),
+        PAGE_SIZE=shape.features.page_size,
         **mask_constants(config.block_n, shape),
         SOFTCAP=shape.features.softcap,
         ALIBI=alibi_code(shape),
@@ -231,8 +252,14 @@ def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
         SHARE_O=shares_memory(config, shape),
         O_SLOTS=PANEL_SLOTS * leaves_in_panels(config),
         CONSUMER_REGS=consumer_regs,
-        PRODUCER_REGS=producer_regs,
+        PRODUCER_REGS=max(producer_regs, PAGING_REGISTERS * (shape.features.page_size > 0)),
     )
+
+
+def _rows_in_line(features: Features) -> tuple[bool, ...]:
+    """Return which of q, k, v and the output have the descriptor of rows in a line, whatever they belong to."""
+    keys = features.varlen or features.cached
+    return features.varlen, keys, keys, features.varlen
 
 
 def describe_rows(rows: int, columns: int, tensor: Any) -> Any:

@@ -19,10 +19,11 @@ from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import Launcher, Step, Workspace, take_addresses
 from blocktune.kernels.hopper.biases.arguments import mask_code
 from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.common.descriptors import rows_between
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from blocktune.kernels.hopper.forward.arguments import Biases
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
-from blocktune.kernels.hopper.forward.layout import bounds_of
+from blocktune.kernels.hopper.forward.layout import bounds_of, has_own_lengths
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
@@ -31,6 +32,7 @@ MASK_OPTIONS = {"num_warps": 4}
 NO_BIASES = (None,) * len(Biases._fields)
 """The arguments of `Biases` without any."""
 NO_MASK = (None,) * 4
+NO_CACHE = (None,) * 5
 
 
 def example_biases(shape: AttentionShape) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def mask_spec(shape: AttentionShape) -> CompileSpec:
 
 def seen_bounds(shape: AttentionShape) -> Bounds:
     """Return the bounds of the pairs that the attention reads of a mask; none where each sequence has its own."""
-    return (None, None) if shape.features.varlen else bounds_of(shape)
+    return (None, None) if has_own_lengths(shape) else bounds_of(shape)
 
 
 def leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
@@ -86,7 +88,14 @@ def leading_with_extras(
     scale_log2 = LOG2_E if features.mask is MaskKind.ADDITIVE else unit * LOG2_E
     biases = _alibi(shape, unit, extras) + mask + _dropout(shape, extras)
     rows = q.shape[2]  # of a head
-    return q, k, v, out, lse, tile_counter(q.device), *given, *biases, scale_log2, bend, rows
+    cache = _cache(extras, k, v) if features.cached else NO_CACHE
+    return q, k, v, out, lse, tile_counter(q.device), *given, *biases, scale_log2, bend, rows, *cache
+
+
+def _cache(extras: Extras, k: Any, v: Any) -> tuple[Any, ...]:
+    """Return the lengths and the table of a cache, the rows between its entries or pages, and the table's stride."""
+    table, between = extras.block_table, (rows_between(k), rows_between(v))
+    return extras.cache_seqlens, table, *between, None if table is None else table.stride(0)
 
 
 def _alibi(shape: AttentionShape, unit: float, extras: Extras) -> tuple[Any, ...]:
@@ -96,7 +105,7 @@ def _alibi(shape: AttentionShape, unit: float, extras: Extras) -> tuple[Any, ...
     unit_or_none = unit if features.alibi or features.mask is MaskKind.ADDITIVE else None
     if not features.alibi:
         return None, None, None, None, unit_or_none
-    diagonal = 0 if features.varlen else shape.diagonal
+    diagonal = 0 if has_own_lengths(shape) else shape.diagonal
     return extras.alibi_slopes, *broadcast_strides(extras.alibi_slopes, 2), diagonal, unit_or_none
 
 

@@ -23,6 +23,10 @@ ALIGNED_ELEMENTS = 8
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 32)}
 """Registers a thread of the consumers and of the producer, by the number of consumers: they share 65,536."""
+PAGING_REGISTERS = 32
+"""Of the producer at least where it looks up pages."""
+MIN_PAGE = 8
+"""Keys of a page: as many rows as a swizzle has."""
 RESERVED_REGISTERS = 24
 """Of a consumer, that ptxas gives to no operand of a product: with more of these it waits for each (C7512)."""
 SHARED_BYTES = 227 << 10
@@ -107,13 +111,27 @@ def blocks_of(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, i
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     panel, panel_v = width // panels_of(width), width_v // panels_of(width_v)
     leaving = PANEL if leaves_in_panels(config) else panel_v
-    return (ROWS, panel), (config.block_n, panel), (config.block_n, panel_v), (ROWS, leaving)
+    k_block, v_block = (key_block(config, shape, columns) for columns in (panel, panel_v))
+    return (ROWS, panel), k_block, v_block, (ROWS, leaving)
+
+
+def key_block(config: KernelConfig, shape: AttentionShape, columns: int) -> tuple[int, int]:
+    """Return (rows, columns) that a copy of keys or values moves of a panel: of pages what one of them has of a block,
+    by a swizzle's columns."""
+    if not shape.features.page_size:
+        return config.block_n, columns
+    return min(config.block_n, shape.features.page_size), min(columns, PANEL)
+
+
+def has_own_lengths(shape: AttentionShape) -> bool:
+    """Return whether every sequence has lengths of its own: packed ones, and entries of a cache."""
+    return shape.features.varlen or shape.features.cached
 
 
 def bounds_of(shape: AttentionShape) -> tuple[int | None, int | None]:
-    """Return (right, left): query i sees the keys i + left .. i + right, None without such a bound. Of packed sequences
-    each has its own diagonal, which is not in these."""
-    features, diagonal = shape.features, 0 if shape.features.varlen else shape.diagonal
+    """Return (right, left): query i sees the keys i + left .. i + right, None without such a bound. Where sequences
+    have lengths of their own each has its own diagonal, which is not in these."""
+    features, diagonal = shape.features, 0 if has_own_lengths(shape) else shape.diagonal
     window_left, window_right = features.window or (UNLIMITED, UNLIMITED)
     window_right = 0 if shape.causal is not Causal.NONE else window_right
     right = None if window_right == UNLIMITED else diagonal + window_right
@@ -139,19 +157,19 @@ def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     """Return which masks there are. A row that sees its last key at most needs no check of the end of the keys, nor
     does one with a boolean mask, which is laid out with hidden keys beyond it. Added to the NaN that an infinite query
     makes of no key, -inf hides nothing."""
-    varlen, (right, left) = shape.features.varlen, bounds_of(shape)
+    varies, (right, left) = has_own_lengths(shape), bounds_of(shape)
     has_diagonal = (right, left) != (None, None) or shape.features.alibi
-    lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and has_diagonal
+    lower_right = varies and shape.causal is not Causal.UPPER_LEFT and has_diagonal
     last_seen = 0 if lower_right else shape.seqlen_k - shape.seqlen_q
-    inside = right is not None and right <= last_seen and (lower_right or not varlen)
+    inside = right is not None and right <= last_seen and (lower_right or not varies)
     is_laid_out = shape.features.mask is MaskKind.BOOLEAN
     starts_a_block = right is None or (right >= 0 and right % block_n == 0)
     return {
-        "RAGGED": (varlen or (shape.seqlen_k % block_n != 0 and not is_laid_out)) and not inside,
+        "RAGGED": (varies or (shape.seqlen_k % block_n != 0 and not is_laid_out)) and not inside,
         "RIGHT": right is not None,
         "LEFT": left is not None,
         "LOWER_RIGHT": lower_right,
-        "ALIGNED": not varlen and left is None and starts_a_block,
+        "ALIGNED": not varies and left is None and starts_a_block,
     }
 
 

@@ -12,7 +12,7 @@ from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import key_range
 from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, publish
 from blocktune.kernels.hopper.forward.bounds import Walk, sequence_of, walk_start, walked
-from blocktune.kernels.hopper.forward.copies import load_rows, panels
+from blocktune.kernels.hopper.forward.copies import load_block, load_rows, pages_of_block, rows_of_keys
 
 
 @gluon.jit
@@ -32,18 +32,22 @@ def next_live(tile, tensors, q_tiles, sizes, BLOCK_M: gl.constexpr, LONGEST_FIRS
 @gluon.constexpr_function
 def tile_bytes(desc, tiles):
     """Return the bytes of a tile in the memory of such tiles."""
-    return panels(tiles) * desc.block_type.nbytes
+    columns = tiles[0].shape[2] + (tiles[1].shape[2] if len(tiles) > 1 else 0)
+    rank = len(desc.block_type.shape)
+    copied = desc.block_type.shape[rank - 2] * desc.block_type.shape[rank - 1]
+    return tiles[0].shape[1] * columns * desc.block_type.nbytes // copied
 
 
 @gluon.jit
 def load_first_keys(keys, row, memory, slot, OPTIONS: gl.constexpr):
     """Load what step 0 of a tile takes: K of its first block, alone."""
+    pages = pages_of_block(keys, row, OPTIONS)
     mbarrier.wait(memory.k_empty.index(slot.place), slot.parity)
     if OPTIONS.SPLIT_RELEASE:
         mbarrier.wait(memory.v_empty.index(slot.place), slot.parity)
     full = memory.full.index(slot.place)
     mbarrier.expect(full, tile_bytes(keys.desc, memory.k))
-    load_rows(keys, row, full, memory.k, slot.place)
+    load_block(keys, row, pages, full, memory.k, slot.place, OPTIONS)
 
 
 @gluon.jit
@@ -55,13 +59,15 @@ def load_pairs(keys, values, walk, memory, slot, OPTIONS: gl.constexpr):
     for i in range(walk.last - walk.first):
         row = walked(walk, walk.start - 1 - i, OPTIONS) * OPTIONS.BLOCK_N
         values_row = walked(walk, walk.start - i, OPTIONS) * OPTIONS.BLOCK_N
+        pages = pages_of_block(keys, row, OPTIONS)
         mbarrier.wait(memory.k_empty.index(slot.place), slot.parity)
         full = memory.full.index(slot.place)
         mbarrier.expect(full, K_BYTES + V_BYTES)
-        load_rows(keys, row, full, memory.k, slot.place)
+        load_block(keys, row, pages, full, memory.k, slot.place, OPTIONS)
+        pages = pages_of_block(values, values_row, OPTIONS)
         if OPTIONS.SPLIT_RELEASE:
             mbarrier.wait(memory.v_empty.index(slot.place), slot.parity)
-        load_rows(values, values_row, full, memory.v, slot.place)
+        load_block(values, values_row, pages, full, memory.v, slot.place, OPTIONS)
         slot = next_slot(slot, OPTIONS.STAGES)
     mbarrier.wait(memory.k_empty.index(slot.place), slot.parity)
     if OPTIONS.SPLIT_RELEASE:
@@ -69,7 +75,7 @@ def load_pairs(keys, values, walk, memory, slot, OPTIONS: gl.constexpr):
     full = memory.full.index(slot.place)
     mbarrier.expect(full, V_BYTES)
     row = walked(walk, walk.start - walk.last + walk.first, OPTIONS) * OPTIONS.BLOCK_N
-    load_rows(values, row, full, memory.v, slot.place)
+    load_block(values, row, pages_of_block(values, row, OPTIONS), full, memory.v, slot.place, OPTIONS)
     return next_slot(slot, OPTIONS.STAGES)
 
 
@@ -89,10 +95,11 @@ def load_in_turns(keys, values, walk, memory, slot, OPTIONS: gl.constexpr):
 @gluon.jit
 def load_alone(rows, row, memory, tiles, slot, OPTIONS: gl.constexpr):
     """Fill the next slot of the ring with a tile of K or V, once it is empty. Return the one after it."""
+    pages = pages_of_block(rows, row, OPTIONS)
     mbarrier.wait(memory.k_empty.index(slot.place), slot.parity)
     full = memory.full.index(slot.place)
     mbarrier.expect(full, tile_bytes(rows.desc, tiles))
-    load_rows(rows, row, full, tiles, slot.place)
+    load_block(rows, row, pages, full, tiles, slot.place, OPTIONS)
     return next_slot(slot, OPTIONS.STAGES)
 
 
@@ -103,6 +110,7 @@ def producer(tensors, memory, diagonal, sizes, OPTIONS: gl.constexpr):
     CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     VARLEN: gl.constexpr = tensors.cu_q is not None
+    CACHED: gl.constexpr = tensors.lengths is not None
     LONGEST_FIRST: gl.constexpr = OPTIONS.RIGHT and not OPTIONS.LEFT
     counter, num_heads = tensors.counter, sizes.num_heads
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -120,8 +128,8 @@ def producer(tensors, memory, diagonal, sizes, OPTIONS: gl.constexpr):
         head_kv = head // sizes.group_size
         sequence = sequence_of(batch, tensors, sizes, OPTIONS.LOWER_RIGHT)
         queries = HeadRows(tensors.q, batch, head, sequence.begin_q, sequence.seqlen_q)
-        keys = HeadRows(tensors.k, batch, head_kv, sequence.begin_k, sequence.seqlen_k)
-        values = HeadRows(tensors.v, batch, head_kv, sequence.begin_k, sequence.seqlen_k)
+        keys = rows_of_keys(tensors.k, batch, head_kv, sequence, sizes.k_rows, tensors, sizes)
+        values = rows_of_keys(tensors.v, batch, head_kv, sequence, sizes.v_rows, tensors, sizes)
         blocks = key_range(m * BLOCK_M, sequence, BLOCK_M, OPTIONS)
         start = walk_start(m * BLOCK_M, diagonal, blocks.last, BLOCK_M, OPTIONS)
         walk = Walk(blocks.first, blocks.last, start)
@@ -137,7 +145,7 @@ def producer(tensors, memory, diagonal, sizes, OPTIONS: gl.constexpr):
                 load_first_keys(keys, row, memory, slot, OPTIONS)
         q_parity ^= 1
         slot = next_slot(slot, OPTIONS.STAGES)
-        if not (LONGEST_FIRST or VARLEN):
+        if not (LONGEST_FIRST or VARLEN or CACHED):
             tile, tile_slot = fetch(counter, memory.ring, tile_slot)
         if OPTIONS.ONE_RING:
             slot = load_in_turns(keys, values, walk, memory, slot, OPTIONS)
@@ -147,7 +155,7 @@ def producer(tensors, memory, diagonal, sizes, OPTIONS: gl.constexpr):
             tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
             tile = next_live(tile, tensors, q_tiles, sizes, BLOCK_M, LONGEST_FIRST)
             tile_slot = publish(tile, memory.ring, tile_slot)
-        elif LONGEST_FIRST:
+        elif LONGEST_FIRST or CACHED:
             tile, tile_slot = fetch(counter, memory.ring, tile_slot)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)

@@ -10,12 +10,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from blocktune.kernels.base.feature_arguments import DECODED_QUERIES
 from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
     IN_ORDER,
     WARPGROUP_ROWS,
     all_strides,
     contiguous_strides,
+    looked_up_bytes,
+    more_pages_bytes,
     operand_widths,
     product_unit,
 )
@@ -43,8 +46,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
-ADDRESS_BYTES = 8
-MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
+MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = DECODED_QUERIES, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
 query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
 
@@ -78,6 +80,12 @@ class FlashDecode(AttentionKernel):
         "overlap": (0, 1, 2),
     }
     follows_shape: ClassVar[tuple[str, ...]] = ("block_m", "splits", "overlap")
+
+    def steps_back(self, shape: AttentionShape) -> bool:
+        """Return whether forward kernels are faster: over a cache with many queries, unless these occupy few
+        multiprocessors."""
+        many = shape.features.cached and shape.seqlen_q > MAX_QUERIES
+        return many and not shape.features.is_short and not _forward_leaves_idle(shape)
 
     def slow_reason(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         """Return why a config is slow if its output fills the registers: of 489 configs of 16 bits on Hopper with
@@ -120,7 +128,7 @@ class FlashDecode(AttentionKernel):
             return None
         if tree:
             return f"`seqlen_q <= {MAX_TREE_QUERIES}` must hold for a tree in {self.name}, but got seqlen_q={queries}"
-        if shape.features.cached and shape.element_bytes == 2:  # no forward kernel knows the cache
+        if shape.features.cached and shape.element_bytes == 2:  # forward kernels split no keys
             return None
         if queries <= MAX_PACKED_QUERIES and _forward_leaves_idle(shape):
             return None
@@ -201,8 +209,7 @@ class FlashDecode(AttentionKernel):
         }
         arguments |= dict.fromkeys(("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m"), 0)
         arguments |= {"Counter": indices if is_paired(config) else None, "OPTIONS": options_of(config, shape)}
-        strides = all_strides(shape, "qkvo") | (_paged_strides(shape) if features.page_size else {})
-        return arguments | named_in_units(strides) | first_sizes(config, shape)
+        return arguments | named_in_units(all_strides(shape, "qkvo")) | first_sizes(config, shape)
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         merge = self.bind(config, shape).merge
@@ -226,28 +233,6 @@ def _tiles(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -
 def _output_element_bytes(config: KernelConfig, shape: AttentionShape) -> int:
     """Return the bytes of an element of what a program writes: a share of the output is of float32."""
     return FLOAT32_BYTES if config.parameters["splits"] > 1 else shape.element_bytes
-
-
-def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return the bytes of buffers with the pages that keys are in, one a tile or one a key, and with the scales of
-    tokens."""
-    features, n = shape.features, config.block_n
-    pages = (n if n > features.page_size else 1) * (features.page_size > 0)
-    return (config.num_stages - 1) * (pages + 2 * n * features.token_scales) * FLOAT32_BYTES
-
-
-def more_pages_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-    """Return the bytes of pages that may come on top, where a tile has several: a second buffer, if rows of keys and
-    of values are of different widths and fewer than threads, or what takes addresses to other threads where nothing
-    else is exchanged."""
-    copied = config.num_stages > 1 and limits.mma != "none"
-    if not copied or not 0 < shape.features.page_size < config.block_n:
-        return 0
-    width, width_v = operand_widths(shape)
-    if width != width_v and config.block_n < WARP_SIZE * config.num_warps:
-        return (config.num_stages - 1) * config.block_n * FLOAT32_BYTES
-    alone = product_unit(config, limits) == "mma" and config.block_m >= width_v
-    return config.block_n * ADDRESS_BYTES * alone
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:
@@ -279,13 +264,3 @@ def _forward_leaves_idle(shape: AttentionShape) -> bool:
     are faster. Of float32, whose whole tiles spill, nothing was measured."""
     idle = _query_tiles(shape) <= IDLE_TILES
     return idle and visible_keys(shape) >= MANY_KEYS and shape.element_bytes == 2
-
-
-def _paged_strides(shape: AttentionShape) -> dict[str, int]:
-    """Return the strides of contiguous pages, in elements; a page takes the place of a batch entry."""
-    strides: dict[str, int] = {}
-    for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
-        page_elements = shape.features.page_size * dim
-        strides[f"stride_{letter}b"] = shape.num_heads_kv * page_elements
-        strides[f"stride_{letter}h"], strides[f"stride_{letter}n"] = page_elements, dim
-    return strides

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from blocktune.kernels.portable.decode.arguments import CachedKeys, Rows
 from blocktune.kernels.portable.forward.arguments import SequenceBounds, SoftmaxState
+from blocktune.kernels.portable.forward.pages import load_pages
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
 from blocktune.kernels.portable.forward.softmax import online_step
 from blocktune.kernels.portable.forward.tiles import in_elements
@@ -49,19 +50,6 @@ def key_range(sequence, OPTIONS: tl.constexpr):
     tiles = tl.maximum(0, tl.cdiv(stop_key, OPTIONS.BLOCK_N) - first)
     split = tl.program_id(1)
     return first + tiles * split // SPLITS, first + tiles * (split + 1) // SPLITS, stop_key
-
-
-@triton.jit
-def load_pages(table, tile, stop_key, OPTIONS: tl.constexpr):
-    """Return the page of every key of a tile: a scalar where the tile lies in one page, else [BLOCK_N]. 0 behind the
-    keys, where the table may hold anything."""
-    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
-    if OPTIONS.PAGE_SIZE >= BLOCK_N:
-        first = tile * BLOCK_N
-        return tl.load(table + first // OPTIONS.PAGE_SIZE, mask=first < stop_key, other=0).to(tl.int64)
-    else:
-        columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        return tl.load(table + columns // OPTIONS.PAGE_SIZE, mask=columns < stop_key, other=0).to(tl.int64)
 
 
 @triton.jit

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import SWIZZLE_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.flash_kernel import SWIZZLE_BYTES, more_pages_bytes, operand_widths, product_unit
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.layouts.forward_tiles import TILE_ALIGNMENT_BYTES
-from blocktune.kernels.portable.decode.kernel import FlashDecode, more_pages_bytes
+from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch

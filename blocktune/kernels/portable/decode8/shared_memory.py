@@ -4,7 +4,7 @@ Keys and values are of 8 bits until they are in registers, a thread moving pairs
 keys, and each half of the columns of values, of 16 bits from shared memory.
 """
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, looked_up_bytes, operand_widths, product_unit
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.layouts.exchange import exchange_bytes
 from blocktune.kernels.layouts.forward_tiles import (
@@ -14,7 +14,6 @@ from blocktune.kernels.layouts.forward_tiles import (
     VECTOR_BYTES,
 )
 from blocktune.kernels.layouts.register_layouts import WARP_LANES, TileSize, loaded, products_layout, turned_operand
-from blocktune.kernels.portable.decode.kernel import looked_up_bytes
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType
 from blocktune.kernels.values.shape import AttentionShape

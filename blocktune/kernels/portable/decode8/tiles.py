@@ -21,13 +21,13 @@ from blocktune.kernels.portable.decode.tiles import (
     DECODE_SIZES,
     key_range,
     load_keys,
-    load_pages,
     store_output,
     store_partial,
     tree_bits,
 )
 from blocktune.kernels.portable.decode8.numbers import convert_to_float16, fit_float16, two_columns
 from blocktune.kernels.portable.forward.arguments import SequenceBounds, SoftmaxState
+from blocktune.kernels.portable.forward.pages import load_pages
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
 from blocktune.kernels.portable.forward.tiles import in_elements
 

@@ -35,12 +35,16 @@ class Matrix(NamedTuple):
 
 class Keys(NamedTuple):
     """Keys and values of a head, each a `Matrix`; or (TMA) descriptors of whole tensors as the bases of both, and the
-    head's place in them."""
+    head's place in them. In pages both begin at the head's row 0 of page 0: the strides of a page, and the sequence's
+    line of the table of pages."""
 
     k: Any
     v: Any
     batch: Any = None
     head: Any = None
+    k_page: Any = None
+    v_page: Any = None
+    table: Any = None
 
 
 class Queries(NamedTuple):
@@ -121,7 +125,8 @@ class Options(NamedTuple):
     values are read through descriptors. UPPER_LEFT: the diagonal of a packed sequence begins at its first key,
     otherwise it ends at the last one. MASK: 1 boolean (as uint8, 0 where the pair takes no part), 2 additive (any float
     type). BIASED: a score is more than a product, by SOFTCAP, ALIBI or an additive MASK. SUMS: the pass over keys adds
-    up dq, 1 by atomic additions, 2 by the copy engine.
+    up dq, 1 by atomic additions, 2 by the copy engine. CACHED: keys are those of a cache, which says their number.
+    PAGE_SIZE: keys of a page of it, 0 where an entry's keys are next to each other.
     """
 
     HEAD_DIM: int
@@ -145,3 +150,5 @@ class Options(NamedTuple):
     DROPOUT: bool = False
     PACKED: bool = False
     SUMS: int = 0
+    CACHED: bool = False
+    PAGE_SIZE: int = 0

@@ -1,4 +1,5 @@
-"""FlashAttention-2 forward with every feature of dense scores: window, soft cap, ALiBi, masks, dropout, packed lengths.
+"""FlashAttention-2 forward with every feature of dense scores: window, soft cap, ALiBi, masks, dropout, packed lengths,
+and of where keys lie: a cache of which every entry is filled to its own length, and pages of one.
 
 The loops of kernels/portable/forward/pointers.py, where a score may be more than a product
 (kernels/portable/forward/scores.py). Each feature is a constant of the compilation, and one that is absent leaves no
@@ -15,26 +16,34 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.base.feature_arguments import (
+    CACHE_FEATURES,
     DENSE_FEATURES,
     RUN_TIME_INTEGERS,
     broadcast_strides,
     check_extras,
     example_arguments,
     feature_constants,
+    few_queries_problem,
     lse_strides,
     mask_bytes,
     mask_element_bytes,
     run_time_numbers,
     run_time_sizes,
 )
-from blocktune.kernels.base.flash_kernel import IN_ORDER, all_strides, heads_per_group
+from blocktune.kernels.base.flash_kernel import (
+    IN_ORDER,
+    all_strides,
+    heads_per_group,
+    looked_up_bytes,
+    more_pages_bytes,
+)
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.layouts.forward_bytes import forward_bytes, most_forward_bytes
-from blocktune.kernels.layouts.forward_tiles import ForwardTiles
+from blocktune.kernels.layouts.forward_tiles import TILE_ALIGNMENT_BYTES, ForwardTiles
 from blocktune.kernels.portable.forward.aligned_masks import MaskRows, mask_specs
 from blocktune.kernels.portable.forward.arguments import (
     Dropout,
@@ -62,8 +71,8 @@ _DENSE = FlashForward()
 
 @triton.jit(do_not_specialize=RUN_TIME_INTEGERS)
 def flash_fwd_general_kernel(
-    Q, K, V, Out, Lse, Mask, Slopes, CuQ, CuK, scale, softcap, kept_share, seed_lo, seed_hi, offset, threshold,
-    stride_mb, stride_mh, stride_mm, stride_mn, stride_sb, stride_sh, stride_lb, stride_lh,
+    Q, K, V, Out, Lse, Mask, Slopes, CuQ, CuK, Lengths, Table, scale, softcap, kept_share, seed_lo, seed_hi, offset,
+    threshold, stride_mb, stride_mh, stride_mm, stride_mn, stride_sb, stride_sh, stride_table, stride_lb, stride_lh,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, diagonal, window_left, window_right,
@@ -74,7 +83,8 @@ def flash_fwd_general_kernel(
     The tensors of `flash_fwd_kernel` with the softmax scale in natural units. Mask (uint8 or float), strides
     (batch, head, query, key); Slopes float32, strides (batch, head); kept_share: 1 - dropout_p. With CuQ and CuK int32
     [batch + 1] the sequences are packed: seqlen_q is the longest, and a program beyond its sequence has nothing to do.
-    Lse has strides (batch, head) and one value for each query of a head.
+    Lse has strides (batch, head) and one value for each query of a head. Lengths int32 [batch]: keys of every entry of
+    a cache; Table int32, rows stride_table apart: the pages of every entry, which take the place of entries in K and V.
     """
     BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
     q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
@@ -89,31 +99,39 @@ def flash_fwd_general_kernel(
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
     entry = 0 if OPTIONS.PACKED else batch  # packed sequences are one entry of the tensors
+    entry_kv = batch if OPTIONS.CACHED and OPTIONS.PAGE_SIZE == 0 else 0 if OPTIONS.CACHED else entry
     q_base = Q + entry * q_strides.batch + head * q_strides.head
-    k_base = K + entry * k_strides.batch + head_kv * k_strides.head
-    v_base = V + entry * v_strides.batch + head_kv * v_strides.head
+    k_base = K + entry_kv * k_strides.batch + head_kv * k_strides.head
+    v_base = V + entry_kv * v_strides.batch + head_kv * v_strides.head
     out_base = Out + entry * o_strides.batch + head * o_strides.head
     lse_base = None if Lse is None else Lse + entry * stride_lb + head * stride_lh
     if OPTIONS.PACKED:
-        begin_q, begin_k = tl.load(CuQ + batch), tl.load(CuK + batch)
+        begin_q = tl.load(CuQ + batch)
         seqlen_q = tl.load(CuQ + batch + 1) - begin_q
-        seqlen_k = tl.load(CuK + batch + 1) - begin_k
-        if row_start >= seqlen_q:
-            return
-        if not OPTIONS.UPPER_LEFT:
-            diagonal = seqlen_k - seqlen_q
         q_base += begin_q.to(tl.int64) * q_strides.row
-        k_base += begin_k.to(tl.int64) * k_strides.row
-        v_base += begin_k.to(tl.int64) * v_strides.row
         out_base += begin_q.to(tl.int64) * o_strides.row
         if Lse is not None:
             lse_base += begin_q
+    if OPTIONS.CACHED:
+        seqlen_k = tl.load(Lengths + batch)
+    elif OPTIONS.PACKED:
+        begin_k = tl.load(CuK + batch)
+        seqlen_k = tl.load(CuK + batch + 1) - begin_k
+        k_base += begin_k.to(tl.int64) * k_strides.row
+        v_base += begin_k.to(tl.int64) * v_strides.row
+    if OPTIONS.PACKED:
+        if row_start >= seqlen_q:
+            return
+    if (OPTIONS.PACKED or OPTIONS.CACHED) and not OPTIONS.UPPER_LEFT:
+        diagonal = seqlen_k - seqlen_q
     sequence = SequenceBounds(seqlen_q, seqlen_k, diagonal, window_left, window_right)
     slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if OPTIONS.ALIBI else 0.0
     mask_base = Mask + batch * stride_mb + head * stride_mh if OPTIONS.MASK != 0 else None
     scoring = Scoring(scale, softcap, slope, mask_base, stride_mm, stride_mn)
     dropout = Dropout(batch_head, kept_share, seed_lo, seed_hi, offset, threshold)
-    keys = Keys(Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k))
+    k_rows, v_rows = Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k)
+    line = Table + batch * stride_table if OPTIONS.PAGE_SIZE > 0 else None
+    keys = Keys(k_rows, v_rows, k_page=k_strides.batch, v_page=v_strides.batch, table=line)
     # [BLOCK_M, WIDTH]
     q = load_matrix(Matrix(q_base, q_strides.row, seqlen_q), row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
     acc, l_i, m_i = attend_general(q, keys, row_start, sequence, scoring, dropout, OPTIONS)
@@ -148,7 +166,8 @@ class GeneralForwardLaunch(Launcher):
         check_extras(self.features, extras)
         rows = MaskRows.of(extras.mask, pins=pins)
         space = Workspace((rows.elements, rows.dtype))
-        of_features = *rows.strides, *broadcast_strides(extras.alibi_slopes, 2)
+        line = None if extras.block_table is None else extras.block_table.stride(0)
+        of_features = *rows.strides, *broadcast_strides(extras.alibi_slopes, 2), line
         strides, unit = in_units((*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]))
         packed, fixed_strides = self.features.varlen, lse_strides(q)
         attend = Step(flash_fwd_general_kernel, self.grid, (*strides, *self.fixed, unit), self.options, pins=pins)
@@ -159,8 +178,9 @@ class GeneralForwardLaunch(Launcher):
             (copied,) = (None,) if memory is None else space.parts(memory, as_addresses=addressed)
             mask = rows.read(extras.mask if addressed else mask_bytes(extras.mask), copied)  # both have one address
             tensors = mask, extras.alibi_slopes, extras.cu_seqlens_q, extras.cu_seqlens_k
+            cache = extras.cache_seqlens, extras.block_table
             of_lse = lse_strides(q) if packed else fixed_strides
-            attend(q, k, v, out, lse, *tensors, *run_time_numbers(extras, scale), *of_features, *of_lse)
+            attend(q, k, v, out, lse, *tensors, *cache, *run_time_numbers(extras, scale), *of_features, *of_lse)
 
         return launch
 
@@ -169,7 +189,7 @@ class FlashForwardGeneral(AttentionKernel):
     """The forward for shapes with features."""
 
     name = "flash_fwd_general"
-    features = DENSE_FEATURES
+    features = DENSE_FEATURES | CACHE_FEATURES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (32, 64, 128),
         "block_n": (32, 64, 128),
@@ -195,14 +215,18 @@ class FlashForwardGeneral(AttentionKernel):
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:
             return f"{self.name} is for shapes with features, and plain ones have faster kernels"
-        return super().shape_problem(shape, limits)
+        return few_queries_problem(self.name, shape) or super().shape_problem(shape, limits)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return what the loops of the plain kernel take in order, with a mask and the pairs that dropout keeps."""
-        return max(forward_bytes(tiles) for tiles in _loops(config, shape, limits))
+        """Return what the loops of the plain kernel take in order, with a mask, the pairs that dropout keeps, and the
+        pages of keys."""
+        pages = looked_up_bytes(config, shape) * (limits.mma != "none")
+        return max(forward_bytes(tiles) for tiles in _loops(config, shape, limits)) + pages
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return max(most_forward_bytes(tiles) for tiles in _loops(config, shape, limits))
+        pages = looked_up_bytes(config, shape) + more_pages_bytes(config, shape, limits)
+        pages += TILE_ALIGNMENT_BYTES * (shape.features.page_size > 0)  # tiles may begin after them
+        return max(most_forward_bytes(tiles) for tiles in _loops(config, shape, limits)) + pages
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _DENSE.tensor_memory_columns(_in_order(config), shape, limits)
@@ -249,7 +273,7 @@ class FlashForwardGeneral(AttentionKernel):
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> Options:
         values = _DENSE.constants(_in_order(config), shape) | feature_constants(shape)
-        values["RAGGED"] = values["RAGGED"] or shape.features.varlen
+        values["RAGGED"] = _is_ragged(config, shape)
         return Options(**values)
 
     @cached_property
@@ -265,8 +289,12 @@ def _loops(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -
         mask_element_bytes=mask_element_bytes(shape),
         dropout=features.dropout,
     )
-    ragged = shape.seqlen_k % config.block_n != 0 or features.varlen
-    return (tiles, replace(tiles, mask_checked=True)) if ragged else (tiles,)
+    return (tiles, replace(tiles, mask_checked=True)) if _is_ragged(config, shape) else (tiles,)
+
+
+def _is_ragged(config: KernelConfig, shape: AttentionShape) -> bool:
+    """Return whether a tile of keys may reach beyond the last one of its sequence."""
+    return shape.seqlen_k % config.block_n != 0 or shape.features.varlen or shape.features.cached
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:

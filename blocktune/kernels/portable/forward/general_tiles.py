@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.portable.forward.arguments import SoftmaxState
+from blocktune.kernels.portable.forward.pages import load_paged, load_pages
 from blocktune.kernels.portable.forward.scores import full_tile_range, keep_tile, score_tile, tile_range
 from blocktune.kernels.portable.forward.softmax import exact_step
 from blocktune.kernels.portable.forward.tiles import load_matrix, no_state
@@ -27,10 +28,20 @@ def attend_tiles(
     BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
     acc, l_i, m_i = state
     rows = (row_start + tl.arange(0, acc.shape[0]))[:, None]
+    if OPTIONS.PAGE_SIZE > 0:
+        pages = load_pages(keys.table, first, sequence.seqlen_k, OPTIONS)
     for tile in tl.range(first, stop, num_stages=OPTIONS.STAGES):
         columns = (tile * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         # [BLOCK_N, WIDTH]
-        k = load_matrix(keys.k, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, CHECK_KEYS)
+        if OPTIONS.PAGE_SIZE > 0:
+            places, own_pages = tile * BLOCK_N + tl.arange(0, BLOCK_N), pages
+            # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
+            pages = load_pages(keys.table, tile + 1, sequence.seqlen_k, OPTIONS)
+            k = load_paged(
+                keys.k, keys.k_page, own_pages, places, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, CHECK_KEYS, OPTIONS.PAGE_SIZE
+            )
+        else:
+            k = load_matrix(keys.k, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, CHECK_KEYS)
         # [BLOCK_M, BLOCK_N]
         qk = tl.dot(q, k.T, input_precision=OPTIONS.PRECISION)
         scale = scoring.scale if OPTIONS.BIASED else 1.0
@@ -39,7 +50,13 @@ def attend_tiles(
         if OPTIONS.DROPOUT:
             p = tl.where(keep_tile(rows, tile * BLOCK_N, dropout, BLOCK_N, False), p, 0.0)
         # [BLOCK_N, WIDTH_V]
-        v = load_matrix(keys.v, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, CHECK_KEYS)
+        if OPTIONS.PAGE_SIZE > 0:
+            v = load_paged(
+                keys.v, keys.v_page, own_pages, places, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, CHECK_KEYS,
+                OPTIONS.PAGE_SIZE,
+            )  # fmt: skip
+        else:
+            v = load_matrix(keys.v, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, CHECK_KEYS)
         # [BLOCK_M, WIDTH_V]
         acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=OPTIONS.PRECISION)
     return SoftmaxState(acc, l_i, m_i)

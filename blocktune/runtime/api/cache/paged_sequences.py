@@ -1,7 +1,8 @@
 """Packed queries over keys that lie in pages: chunks of prompts, and decoding, over a paged cache.
 
-Few queries of each sequence are padded at their beginning, which leaves the last one at the last key, and read the
-pages where they are. More queries are worth a copy of the keys in their order, which every forward kernel reads.
+Few queries of each sequence are padded at their beginning, which leaves the last one at the last key, and decoded. More
+of them are computed as they are, by forward kernels. Both read the pages where they lie. Where gradients are needed the
+keys are copied in their order.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from blocktune.kernels.base.feature_arguments import DECODED_QUERIES
 from blocktune.kernels.values.shape import Causal
 from blocktune.runtime.api.cache.rows import CacheRows
 from blocktune.runtime.dispatch.call import Call
@@ -18,7 +20,7 @@ from blocktune.runtime.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.dispatch.obstacles import needs_gradients
 
-FEW_QUERIES = 32
+FEW_QUERIES = DECODED_QUERIES
 """Up to here the padding costs decoding next to nothing."""
 
 
@@ -76,11 +78,9 @@ def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: i
 
 
 def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[str, Any]) -> bool:
-    """Return whether padded queries are the better way, and a way at all: over a cache there are neither gradients nor
-    dropout, and the batch decides by its longest sequence."""
-    few = 0 < longest <= FEW_QUERIES and query.numel() > 0
-    is_plain = not asked.get("dropout_p") and not asked.get("num_splits")
-    return few and is_plain and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
+    """Return whether kernels can read the pages: over a cache there are no gradients."""
+    some = longest > 0 and query.numel() > 0
+    return some and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
 
 
 def over_pages(
@@ -104,21 +104,36 @@ def over_pages(
     """
     k_pages, v_pages, pages = CacheRows(table=table).as_pages(k, v)
     assert pages is not None  # since there was a table
-    others = {name: own for name, own in asked.items() if name not in ("cu_seqlens_q", "cu_seqlens_k", "dropout_p")}
-    bounds, bounds_k = asked["cu_seqlens_q"].long(), asked["cu_seqlens_k"]
+    keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
+    of_cache = {
+        "cache_seqlens": lengths_of(asked["cu_seqlens_k"]),
+        "block_table": pages,
+        "page_size": k_pages.shape[1],
+        "lengths": (table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),
+    }
+    others = {name: own for name, own in asked.items() if name != "cu_seqlens_k"} | of_cache
+    if longest <= FEW_QUERIES and not asked.get("dropout_p") and not asked.get("num_splits"):
+        return _decoded(q, keys, values, longest, others, lse=lse, dispatcher=dispatcher)
+    out, sums = dispatcher.attend(q.transpose(0, 1)[None], keys, values, lse=lse, **others)
+    return out[0].transpose(0, 1), sums
+
+
+def _decoded(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    longest: int,
+    asked: dict[str, Any],
+    *,
+    lse: bool,
+    dispatcher: Dispatcher,
+) -> tuple[Tensor, Tensor | None]:
+    """Return `over_pages` of queries that are padded to the longest sequence."""
+    others = {name: own for name, own in asked.items() if name not in ("cu_seqlens_q", "dropout_p")}
+    bounds = asked["cu_seqlens_q"].long()
     slots = torch.arange(longest, device=q.device) - longest
     padded = q[(bounds[1:, None] + slots).clamp(min=0)]
-    out, sums = dispatcher.attend(
-        padded.transpose(1, 2),
-        k_pages.transpose(1, 2),
-        v_pages.transpose(1, 2),
-        lse=lse,
-        cache_seqlens=lengths_of(bounds_k),
-        block_table=pages,
-        page_size=k_pages.shape[1],
-        lengths=(table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),
-        **others,
-    )
+    out, sums = dispatcher.attend(padded.transpose(1, 2), keys, values, lse=lse, **others)
     tokens = Tokens.of(bounds, q.shape[0])
     slot = tokens.place - (bounds[1:] - bounds[:-1])[tokens.sequence] + longest
     inside = slot < longest

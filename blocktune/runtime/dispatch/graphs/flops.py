@@ -47,7 +47,9 @@ def _pairs(query: Tensor, key: Tensor, tensors: Sequence[Tensor], lengths: Lengt
     queries, keys = [seqlen_q] * batch, [seqlen_k] * batch
     if lengths is not None and not is_symbolic(query):
         if "cu_seqlens_q" in named:
-            queries, keys = (named[name].diff().tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
-        else:
+            queries = named["cu_seqlens_q"].diff().tolist()
+        if "cu_seqlens_k" in named:
+            keys = named["cu_seqlens_k"].diff().tolist()
+        if "cache_seqlens" in named:
             keys = named["cache_seqlens"].tolist()
     return sum(rows * columns for rows, columns in zip(queries, keys, strict=True))

@@ -14,6 +14,7 @@ from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.hopper.forward.launch import NO_CACHE
 from blocktune.kernels.hopper.forward.layout import WIDTHS, heads_together, shares_memory
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
@@ -62,7 +63,9 @@ def config(**changes: int) -> KernelConfig:
         (shape(264), r"`24 <= head_dim <= 256`, .* head_dim=264"),
         (shape(128, head_dim_v=36), r"`24 <= head_dim_v <= 256`, .* head_dim_v=36"),
         (shape(features="block_sparse"), "does not know block_sparse"),
-        (shape(features="tree window=3:0 cached"), "does not know cached, tree"),
+        (shape(features="tree window=3:0 cached"), "does not know tree"),
+        (shape(features="cached page=4"), "`page_size >= 8` must hold"),
+        (shape(seqlen_q=32, features="cached page=16"), "`seqlen_q > 32` must hold over a cache"),
     ],
 )
 def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -> None:
@@ -352,7 +355,8 @@ def test_bounds_of_every_mask(problem: AttentionShape, bounds: tuple[int, int], 
     options = spec.constexprs[(spec.function.arg_names.index("OPTIONS"),)]
     assert {name: getattr(options, name) for name in constants} == constants
     arguments = KERNEL.bind(config(), problem).trailing(*[torch.empty(1, 8, 5, 64)] * 4)
-    rows = () if problem.features else (5,)  # of the log-sum-exp: of packed sequences they change with every call
+    # of the log-sum-exp: of packed sequences they change with every call, and so does what a cache has
+    rows = () if problem.features else (5, *NO_CACHE)
     assert arguments[: len(rows)] == rows
     assert arguments[len(rows) + 6 : len(rows) + 8] == bounds
 

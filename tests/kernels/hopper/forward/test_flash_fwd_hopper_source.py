@@ -16,6 +16,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.correctness.forward import HARD, PLAIN
+from tests.support.gluon import barriers
 from tests.support.gluon import machine as gluon_machine
 from tests.support.gluon.hopper_forward import (
     EDGES,
@@ -154,6 +155,20 @@ def test_packed_sequences(
     if sinks is not None:
         expected = with_sinks(*expected, sinks)
     compare(out[:, :, :rows], lse[:, :rows], *expected)
+
+
+@pytest.mark.parametrize(("block_m", "num_stages"), [(192, 2), (256, 2), (256, 3)])
+def test_packed_sequences_whose_tiles_hide_many_blocks_on_the_left(
+    block_m: int, num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rows of a tile see as few of its first blocks as there are slots: the producer waits for these rows."""
+    monkeypatch.setattr(barriers, "PATIENCE", 10.0)
+    problem = shape_of(500, 500, features="varlen window=90:0", batch=2, num_heads=1, causal=Causal.LOWER_RIGHT)
+    qkv, bounds = tensors(problem, "bshd", (500, 500)), torch.tensor([0, 500, 500], dtype=torch.int32)
+    extras = Extras(cu_seqlens_q=bounds, cu_seqlens_k=bounds)
+    config = config_of(problem, block_m=block_m, block_n=64, num_stages=num_stages, early_p=1, q_registers=0)
+    expected = attention_reference(*qkv, causal=problem.causal, features=problem.features, extras=extras)
+    compare(*run(problem, config, qkv, extras, 1), *expected)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (8, 2)])

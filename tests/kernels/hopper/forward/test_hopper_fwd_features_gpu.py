@@ -20,6 +20,7 @@ from tests.kernels.hopper.forward.test_flash_fwd_hopper_gpu import (
     shape_of,
     tensors,
 )
+from tests.support.attention.feature_cases import cached
 from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
@@ -168,3 +169,46 @@ def test_the_short_launch_gives_the_same(features: str) -> None:
         expected = run(problem, qkv, extras)
         assert torch.equal(out, expected[0])
         assert torch.equal(lse, expected[1])
+
+
+PAGES = (0, 8, 16, 32, 64, 128, 256)
+LENGTHS_Q, LENGTHS_K = (300, 0, 700, 64, 1), (1000, 200, 700, 64, 0)
+
+
+def check_cache(problem: AttentionShape, config: KernelConfig | None = None) -> None:
+    """Twice the same, to the bit, and right, over a cache whose entries have lengths of their own."""
+    qkv, extras = cached(problem, LENGTHS_Q if problem.features.varlen else None, LENGTHS_K)
+    assert KERNEL.cache_problem(*qkv[1:]) is None
+    found, again = (run(problem, qkv, extras, config) for _ in range(2))
+    options: dict[str, Any] = {"causal": problem.causal, "features": problem.features, "extras": extras}
+    compare(problem, found, attention_reference(*qkv, **options, dtype=torch.float64))
+    assert torch.equal(found[0], again[0])
+    assert torch.equal(found[1], again[1])
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("kind", ["cached", "varlen cached", "varlen cached window=200:0", "cached softcap"])
+def test_caches(kind: str, page: int) -> None:
+    features = f"{kind} page={page}" if page else kind
+    for head_dim, causal in itertools.product((64, 96, 128, 256), Causal):
+        check_cache(shape_of(700, 1000, head_dim, features, batch=5, causal=causal))
+
+
+@pytest.mark.parametrize("page", [0, 16, 128])
+@pytest.mark.parametrize(("block_m", "block_n"), [*itertools.product((128, 192), (64, 128)), (256, 64)])
+def test_every_block_over_pages(block_m: int, block_n: int, page: int) -> None:
+    names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": 2}
+    for split_release, window in itertools.product((0, 1), ("", "window=90:20")):
+        own = {"split_release": split_release, "early_p": 1, "keep_p": 0, "output_panels": 0, "q_registers": 0}
+        features = f"varlen cached {window} " + (f"page={page}" if page else "")
+        check_cache(shape_of(700, 1000, 64, features, batch=5), KernelConfig.of(KERNEL.name, names | own))
+
+
+def test_packed_sequences_whose_tiles_hide_many_blocks_on_the_left() -> None:
+    """The last rows of a tile see as few of its first blocks as there are slots: the producer waits for these rows."""
+    names = {"block_m": 256, "block_n": 64, "num_warps": 4, "num_stages": 3}
+    own = {"split_release": 0, "early_p": 1, "keep_p": 0, "output_panels": 0, "q_registers": 0}
+    problem = shape_of(3000, 3000, 64, "varlen window=1100:0", batch=2, causal=Causal.LOWER_RIGHT)
+    bounds = torch.tensor([0, 3000, 3000], dtype=torch.int32, device="cuda")
+    extras = Extras(cu_seqlens_q=bounds, cu_seqlens_k=bounds)
+    check(problem, extras, KernelConfig.of(KERNEL.name, names | own), (3000, 3000), "bshd")

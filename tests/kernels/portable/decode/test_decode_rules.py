@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
+from blocktune.kernels.registry import default_kernel, get_kernel
 from blocktune.kernels.values.features import Features, MaskKind
-from blocktune.kernels.values.shape import Causal
+from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.kernels.portable.decode.test_flash_decode import HOPPER, KERNEL, config_of, shape_of
 from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import compiled_here
@@ -130,3 +131,30 @@ def test_the_default_on_a_device_of_which_nothing_was_measured_has_several_progr
     shape = shape_of(batch=1, seqlen_k=8192, num_heads=32, num_heads_kv=8, head_dim=128, dtype="bfloat16")
     default = KERNEL.default_config(shape, limits_for((8, 0)))
     assert (default.block_n, default.num_stages, default.parameters["splits"]) == (64, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"seqlen_q": 32}, "flash_decode"),
+        ({"seqlen_q": 64, "batch": 1}, "flash_decode"),  # half of a large GPU would idle
+        ({"seqlen_q": 64, "batch": 1, "seqlen_k": 1024}, "flash_fwd_hopper"),  # too few keys for splits
+        ({"seqlen_q": 64, "batch": 8}, "flash_fwd_hopper"),
+        ({"seqlen_q": 4096, "batch": 1}, "flash_fwd_hopper"),
+        ({"seqlen_q": 4096, "batch": 1, "dtype": "float32"}, "flash_fwd_general"),
+    ],
+)
+def test_many_queries_over_a_cache_are_left_to_forward_kernels(changes: dict[str, Any], first: str) -> None:
+    """Decoding stays the way with a fixed number of splits, and competes in a search."""
+    for page in (0, 16, 256):
+        shape = cached_shape(page, **changes)
+        kernel = default_kernel(shape, limits_for((9, 0)))
+        assert kernel is not None
+        assert kernel.name == first
+    assert default_kernel(cached_shape(1, seqlen_q=4096), limits_for((9, 0))) is get_kernel("flash_fwd_general")
+
+
+def cached_shape(page: int, **changes: Any) -> AttentionShape:
+    sizes: dict[str, Any] = {"batch": 2, "num_heads": 32, "num_heads_kv": 8, "seqlen_k": 8192, "head_dim": 128}
+    features = Features(cached=True, page_size=page)
+    return AttentionShape(**sizes | {"seqlen_q": 64} | changes, causal=Causal.LOWER_RIGHT, features=features)

@@ -214,7 +214,7 @@ def test_it_leaves_plain_shapes_and_other_features_alone() -> None:
     assert "is for shapes with features" in str(KERNEL.unsupported(shape_of(""), limits))
     assert KERNEL.unsupported(shape_of("softcap"), limits) is None
     assert "does not know block_sparse" in str(KERNEL.unsupported(shape_of("block_sparse"), limits))
-    assert "does not know cached, paged" in str(KERNEL.unsupported(shape_of("cached page=16"), limits))
+    assert "does not know kv=e4m3" in str(KERNEL.unsupported(shape_of("cached page=16 kv=e4m3"), limits))
     assert "head_dim=512" in str(KERNEL.unsupported(shape_of("softcap", head_dim=512), limits))
     assert "shared memory of the smallest blocks" in str(
         KERNEL.unsupported(shape_of("softcap", head_dim=256), limits_for((7, 5)))

@@ -29,7 +29,13 @@ def shape(features: str, head_dim: int = 128, causal: Causal = Causal.NONE, dtyp
 @pytest.mark.parametrize("cc", TENSOR_CORES)
 @pytest.mark.parametrize(
     ("features", "causal"),
-    [("window=256:0", Causal.NONE), ("softcap alibi dropout varlen", Causal.UPPER_LEFT), ("boolean", Causal.NONE)],
+    [
+        ("window=256:0", Causal.NONE),
+        ("softcap alibi dropout varlen", Causal.UPPER_LEFT),
+        ("boolean", Causal.NONE),
+        ("varlen cached page=16", Causal.LOWER_RIGHT),
+        ("cached page=256", Causal.LOWER_RIGHT),
+    ],
 )
 def test_default_config_compiles(
     features: str, causal: Causal, cc: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -43,6 +49,7 @@ def test_default_config_compiles(
     allowed = 0 if metadata.version("triton").startswith("3.6") else 96
     assert resources.spill_bytes <= allowed or (cc == BLACKWELL and problem.features.dropout)
     assert KERNEL.shared_bytes(config, problem, limits) <= resources.shared_bytes
+    assert resources.shared_bytes <= KERNEL.most_shared_bytes(config, problem, limits)
     assert resources.shared_bytes <= limits.shared_per_block_optin_bytes
 
 
