@@ -129,11 +129,11 @@ def load_part(rows, row, page, barrier, memory, place, PART: gl.constexpr, PARTS
     end = page * rows.page_rows + row % OPTIONS.PAGE_SIZE + count
     for p in gl.static_range(panels(memory)):
         tile = panel(memory, place, p)
-        BANDS: gl.constexpr = tile.shape[1] // COLUMNS
-        tiles = reinterpret(tile, tile.dtype, [BANDS * PARTS, ROWS, COLUMNS], tile.layout)
-        for band in gl.static_range(BANDS):
+        # no constexpr has a name here: panels would give it one after the other
+        tiles = reinterpret(tile, tile.dtype, [tile.shape[1] // COLUMNS * PARTS, ROWS, COLUMNS], tile.layout)
+        for band in gl.static_range(tile.shape[1] // COLUMNS):
             block = as_block(desc, tiles.index(band * PARTS + PART))
-            column = (p * BANDS + band) * COLUMNS
+            column = p * tile.shape[1] + band * COLUMNS
             copy_in(desc, [1 << 30, end, rows.head, (1 << 30) - count, column], barrier, block)
 
 
