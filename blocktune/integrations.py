@@ -8,7 +8,7 @@ replace_sdpa_flash()  # as torch.nn.attention.activate_flash_attention_impl("blo
 restore_sdpa_flash()
 """
 
-from blocktune.runtime.api.hugging_face import register_with_transformers
+from blocktune.runtime.api.hugging_face.registration import register_with_transformers
 from blocktune.runtime.provider.registration import replace_sdpa_flash, restore_sdpa_flash
 
 __all__ = ["register_with_transformers", "replace_sdpa_flash", "restore_sdpa_flash"]
