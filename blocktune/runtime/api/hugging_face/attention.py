@@ -21,8 +21,8 @@ from blocktune.runtime.api.hugging_face.packed_batches import (
     PackedBatch,
     attend_batch,
     is_packed,
-    with_cached_keys,
-    within_sequences,
+    join_cached_keys,
+    keep_within_sequences,
 )
 from blocktune.runtime.dispatch.call_checks import check_mask, check_sinks
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
@@ -76,7 +76,7 @@ def transformers_attention(
     """
     wanted = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if is_packed(others, attention_mask):
-        key, value = with_cached_keys(module, key, value, others)
+        key, value = join_cached_keys(module, key, value, others)
         batch = PackedBatch.of(others)
         refuse_others(others)
         left, cap = _left_side(sliding_window), softcap or 0.0
@@ -85,7 +85,7 @@ def transformers_attention(
         return out, None
     refuse_others(others)
     if attention_mask is not None:
-        attention_mask = within_sequences(attention_mask, others)
+        attention_mask = keep_within_sequences(attention_mask, others)
     queries = query.shape[2]
     causal = queries > 1 and attention_mask is None and wanted
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet

@@ -7,7 +7,6 @@ these. So the function answers yes for our names, in the modules of continuous b
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -26,24 +25,26 @@ _names: set[str] = set()
 def accept_in_batches(name: str) -> None:
     """Let `generate_batch` take an implementation of this name, with pages, as it takes FlashAttention's.
 
-    Versions before 5.23 have no such modules: there it refuses the name, as it refuses others.
+    Older versions have other modules: there `generate_batch` refuses the name.
     """
     _names.add(name)
-    if find_spec(PACKAGE) is None or find_spec(f"{PACKAGE}.initialization") is None:
+    try:
+        parts = [import_module(f"{PACKAGE}.{part}") for part in ("initialization", "continuous_api", "cache")]
+    except ModuleNotFoundError:
         return
-    for part in ("continuous_api", "initialization", "cache"):
-        _replace(import_module(f"{PACKAGE}.{part}"), ASK, Requested)
-    _replace(import_module(f"{PACKAGE}.initialization"), LOAD, Loaded)
+    for part in parts:
+        _replace(part, ASK, FlashPredicate)
+    _replace(parts[0], LOAD, FunctionLoader)
 
 
-def _replace(module: ModuleType, name: str, answer: "type[Requested | Loaded]") -> None:
+def _replace(module: ModuleType, name: str, answer: "type[FlashPredicate | FunctionLoader]") -> None:
     """Replace a function that a module imported by an answer for our names, once."""
     theirs = getattr(module, name, None)
     if theirs is not None and not isinstance(theirs, answer):
         setattr(module, name, answer(theirs))
 
 
-class Requested:
+class FlashPredicate:
     """Answers whether an implementation is one of flash attention, and one of certain versions."""
 
     def __init__(self, theirs: Callable[..., bool]) -> None:
@@ -57,7 +58,7 @@ class Requested:
         return name in _names or self._theirs(config, requested_attention_implementation, version)
 
 
-class Loaded:
+class FunctionLoader:
     """Answers with the functions of an implementation."""
 
     def __init__(self, theirs: Callable[..., Any]) -> None:

@@ -42,7 +42,7 @@ def register_with_diffusers(*, dispatcher: Dispatcher = attention) -> str:
 def _member(names: Any) -> Any:
     """Return our member of the enumeration of backends, which takes no others once it is made by its own means."""
     if NAME not in names._value2member_map_:
-        member: Enum = str.__new__(names, NAME)  # type: ignore[assignment]  # a `str` of this class
+        member: Enum = str.__new__(names, NAME)  # a `str` of this class
         member._name_, member._value_ = NAME.upper(), NAME
         names._member_names_.append(member._name_)
         names._member_map_[member._name_] = names._value2member_map_[NAME] = member
@@ -81,5 +81,5 @@ def diffusers_attention(
         return out
     if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         attn_mask = attn_mask[:, None, None]
-    rows = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return dispatcher(*rows, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).transpose(1, 2)
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    return dispatcher(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).transpose(1, 2)

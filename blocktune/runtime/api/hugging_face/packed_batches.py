@@ -71,7 +71,7 @@ def is_packed(keywords: dict[str, Any], attention_mask: Tensor | None) -> bool:
     return attention_mask is None and begins.numel() > 2
 
 
-def within_sequences(mask: Tensor, keywords: dict[str, Any]) -> Tensor:
+def keep_within_sequences(mask: Tensor, keywords: dict[str, Any]) -> Tensor:
     """Return a mask [batch, heads, L, S] without the pairs of different sequences that a layer's keywords describe.
 
     A model that leaves positions out of its mask, as GPT-OSS does, has a mask which does not keep them apart.
@@ -87,7 +87,7 @@ def within_sequences(mask: Tensor, keywords: dict[str, Any]) -> Tensor:
     return mask & same if mask.dtype is torch.bool else mask.masked_fill(~same, float("-inf"))
 
 
-def with_cached_keys(module: Module, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def join_cached_keys(module: Module, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return the keys and values of a batch after those in its cache, where the layer left this to attention, as in
     transformers 5.23. The cache changes the keywords in place."""
     cache = keywords.pop("cache", None) if BATCH_INDEX in keywords else None
