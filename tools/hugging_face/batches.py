@@ -62,7 +62,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """How the texts of a family compare. tied: texts that go another way after two equal logits."""
+    """How the texts of a family compare. tied: texts that go another way after two equal logits. Seconds are those of
+    whole calls of `generate_batch`, in which graphs are captured."""
 
     family: str
     same: int
@@ -71,18 +72,19 @@ class BatchRow:
     tokens_per_second: dict[str, float]
 
 
-def batch_row(family: str, workload: Workload, device: torch.device, dtype: torch.dtype) -> BatchRow:
-    """Return what `generate_batch` makes of a family's prompts, and how fast, next to sdpa where that is served."""
+def batch_row(
+    family: str, workload: Workload, device: torch.device, dtype: torch.dtype, *, is_timed: bool = False
+) -> BatchRow:
+    """Return what `generate_batch` makes of a family's prompts; is_timed: how fast, too, next to sdpa."""
     model, prompts = workload.model(family, device, dtype), workload.texts()
-    names = [register_with_transformers(), *(["sdpa"] if model._supports_sdpa else [])]
-    ours, speeds = [], {}
-    for name in names:
+    model.set_attn_implementation(register_with_transformers())
+    ours, speeds = _generate(model, prompts, workload), {}
+    for name in (register_with_transformers(), "sdpa") if is_timed else ():
         model.set_attn_implementation(name)
         _generate(model, prompts, workload)  # compiles kernels
         began = time.perf_counter()
         found = _generate(model, prompts, workload)
         speeds[name] = sum(map(len, found)) / (time.perf_counter() - began)
-        ours = ours or found
     verdicts = [_compare(model, prompt, text) for prompt, text in zip(prompts, ours, strict=True)]
     return BatchRow(family, *(verdicts.count(verdict) for verdict in ("same", "tied", "wrong")), speeds)
 

@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 import torch
 from torch import Tensor
 
+from blocktune.integrations import register_with_diffusers
 from tools.end_to_end.rows import BOUNDS, DisagreementError, Lab
 from tools.end_to_end.turns import Run, Timed, in_turns
 
@@ -19,12 +20,16 @@ BACKENDS = ("blocktune", "native", "_native_cudnn", "_native_flash", "_native_ef
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a block is called with; `text` tokens are part of the sequence in Flux, and apart from it in Wan."""
+    """What a block is called with; `text` tokens are part of the sequence in Flux, and apart from it in Wan.
+
+    inner: elements of a token within Wan's feed-forward net.
+    """
 
     heads: int
     head_dim: int
     tokens: int
     text: int
+    inner: int = 0
 
     @property
     def width(self) -> int:
@@ -34,8 +39,8 @@ class Sizes:
 
 SIZES = {
     "Flux, double block": Sizes(24, 128, 4096, 512),
-    "Wan 1.3B, block": Sizes(12, 128, 32760, 512),
-    "Wan 14B, block": Sizes(40, 128, 32760, 512),
+    "Wan 1.3B, block": Sizes(12, 128, 32760, 512, 8960),
+    "Wan 14B, block": Sizes(40, 128, 32760, 512, 13824),
     "attention, 128 columns": Sizes(24, 128, 4096, 512),
     "attention, 64 columns": Sizes(24, 64, 4096, 512),
     "attention, 128 columns, text mask": Sizes(24, 128, 4096, 512),
@@ -53,14 +58,19 @@ class BlockRow:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def import_diffusers() -> None:
-    """Import diffusers, which needs Pillow for images that nothing here makes: where there is none, with a stand-in."""
+def import_diffusers() -> str:
+    """Import diffusers, which needs Pillow for images that nothing here makes: where there is none, with a stand-in.
+
+    Returns:
+        its version.
+    """
     if find_spec("PIL") is None:
         stand_in = MagicMock(__version__="12.0.0", __spec__=None)
         sys.modules.update(dict.fromkeys(("PIL", "PIL.Image", "PIL.ImageOps"), stand_in))
-    from blocktune.integrations import register_with_diffusers
+    from diffusers import __version__
 
     register_with_diffusers()
+    return str(__version__)
 
 
 def block_rows(lab: Lab, sizes: dict[str, Sizes]) -> Iterator[BlockRow]:
@@ -119,7 +129,8 @@ def flux_block(lab: Lab, sizes: Sizes) -> Callable[[], Tensor]:
     from diffusers.models.transformers.transformer_flux import FluxTransformerBlock
 
     torch.manual_seed(0)
-    block = FluxTransformerBlock(sizes.width, sizes.heads, sizes.head_dim).to(lab.device, lab.dtype).eval()
+    with lab.device:
+        block = FluxTransformerBlock(sizes.width, sizes.heads, sizes.head_dim).to(lab.dtype).eval()
     image, text, time = (_noise(lab, 1, *size, sizes.width) for size in ((sizes.tokens,), (sizes.text,), ()))
     turns = _turns(lab, sizes.text + sizes.tokens, sizes.head_dim)
     return lambda: block(image, text, time, image_rotary_emb=turns)[1]
@@ -130,8 +141,8 @@ def wan_block(lab: Lab, sizes: Sizes) -> Callable[[], Tensor]:
     from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 
     torch.manual_seed(0)
-    block = WanTransformerBlock(sizes.width, 8 * sizes.width // 3, sizes.heads, cross_attn_norm=True)
-    block = block.to(lab.device, lab.dtype).eval()
+    with lab.device:
+        block = WanTransformerBlock(sizes.width, sizes.inner, sizes.heads, cross_attn_norm=True).to(lab.dtype).eval()
     video, text = _noise(lab, 1, sizes.tokens, sizes.width), _noise(lab, 1, sizes.text, sizes.width)
     time = _noise(lab, 1, 6, sizes.width)
     turns = tuple(each[None, :, None].to(lab.dtype) for each in _turns(lab, sizes.tokens, sizes.head_dim))
