@@ -86,7 +86,8 @@ def batch_row(
         found = _generate(model, prompts, workload)
         speeds[name] = sum(map(len, found)) / (time.perf_counter() - began)
     verdicts = [_compare(model, prompt, text) for prompt, text in zip(prompts, ours, strict=True)]
-    return BatchRow(family, *(verdicts.count(verdict) for verdict in ("same", "tied", "wrong")), speeds)
+    same, tied, wrong = (verdicts.count(verdict) for verdict in ("same", "tied", "wrong"))
+    return BatchRow(family, same, tied, wrong, speeds)
 
 
 def _generate(model: Any, prompts: list[list[int]], workload: Workload) -> list[list[int]]:

@@ -24,7 +24,7 @@ def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatch
         model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
 
     Both the attention and the mask function are registered: without the second one transformers makes no masks, and
-    padding would be ignored silently. Registering again is harmless.
+    padding would be ignored silently. `generate_batch` takes the name as well. Registering again is harmless.
 
     Raises:
         UsageError: transformers would take the name for something else.
