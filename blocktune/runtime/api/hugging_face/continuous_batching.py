@@ -16,6 +16,9 @@ from blocktune.runtime.api.kv_cache import flash_attn_with_kvcache
 PACKAGE = "transformers.generation.continuous_batching"
 ASK, LOAD = "is_flash_attention_requested", "lazy_import_flash_attention"
 
+FIRST = (5, 23)
+"""The version of transformers with the keywords that `packed_batches` reads."""
+
 FUNCTIONS = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
 """What it loads of an implementation; of these it looks whether there is one for pages."""
 
@@ -25,13 +28,14 @@ _names: set[str] = set()
 def accept_in_batches(name: str) -> None:
     """Let `generate_batch` take an implementation of this name, with pages, as it takes FlashAttention's.
 
-    Older versions have other modules: there `generate_batch` refuses the name.
+    Older versions call attention another way: there `generate_batch` refuses the name.
     """
-    _names.add(name)
-    try:
-        parts = [import_module(f"{PACKAGE}.{part}") for part in ("initialization", "continuous_api", "cache")]
-    except ModuleNotFoundError:
+    from transformers import __version__
+
+    if tuple(map(int, __version__.split(".")[:2])) < FIRST:
         return
+    _names.add(name)
+    parts = [import_module(f"{PACKAGE}.{part}") for part in ("initialization", "continuous_api", "cache")]
     for part in parts:
         _replace(part, ASK, FlashPredicate)
     _replace(parts[0], LOAD, FunctionLoader)

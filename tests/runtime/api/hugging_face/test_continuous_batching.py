@@ -1,5 +1,7 @@
 """`generate_batch` of transformers with our name: prompts in chunks, shared prefixes, pages, windows and sinks."""
 
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -8,10 +10,18 @@ from torch import Tensor
 
 from blocktune.integrations import register_with_transformers
 from blocktune.runtime.api.hugging_face import packed_batches
+from blocktune.runtime.api.hugging_face.continuous_batching import FIRST
 from tests.support.models.families import need_transformers, tiny_model
 from tests.support.models.generation import GREEDY, assert_same_or_tied, eager_tokens, prompts
 
-pytestmark = [pytest.mark.triton_free, need_transformers]
+pytestmark = [
+    pytest.mark.triton_free,
+    need_transformers,
+    pytest.mark.skipif(
+        find_spec("transformers") is not None and tuple(map(int, version("transformers").split(".")[:2])) < FIRST,
+        reason="generate_batch takes our name from transformers 5.23 on",
+    ),
+]
 
 FAMILIES = ("llama", "mistral", "gemma2", "qwen3", "gpt_oss", "phi3")
 LENGTHS = (3, 21, 9, 40)
@@ -118,6 +128,14 @@ def test_other_names_are_asked_of_transformers() -> None:
     names = ("another name", "blocktune", "flash_attention_2", "sdpa", None)
     assert [asked(requested_attention_implementation=name) for name in names] == [True, True, True, False, False]
     assert asked(requested_attention_implementation="flash_attention_2", version=3) is False
+
+
+def test_older_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.generation.continuous_batching import continuous_api
+
+    monkeypatch.setattr("transformers.__version__", "5.22.2")
+    register_with_transformers("older")
+    assert not continuous_api.is_flash_attention_requested(requested_attention_implementation="older")
 
 
 def test_a_registration_replaces_nothing_twice() -> None:
