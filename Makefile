@@ -8,7 +8,7 @@
 # make test-costs   the list of cases that take many processor seconds, which `make test` leaves to the night
 # make compile-facts what compile tests found, in tests/data, so that only kernels that change are compiled again
 # make test-pair    the same under the PyTorch and Triton that are named: TORCH=2.14.1 TRITON=3.8.0
-# make test-transformers  every family of the installed transformers, next to eager attention
+# make test-transformers  every family of the installed transformers, next to eager attention; HQQ's caches, and Lightning
 # make test-lowest  the command line with the lowest versions that pyproject.toml allows, under Python 3.11
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
@@ -118,6 +118,8 @@ test-lowest: $(LOWEST)/.installed
 
 test-transformers: $(VENV)/.installed-test
 	BLOCKTUNE_FAMILIES=all $(PARALLEL) tests/runtime/api/hugging_face/test_transformers_families.py
+	$(PIP) install $(CONSTRAINTS) hqq lightning
+	$(PARALLEL) -k "hqq or data_parallel" tests/runtime/api/hugging_face/test_generation_caches.py tests/test_examples.py
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)

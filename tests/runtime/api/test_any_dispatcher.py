@@ -22,7 +22,7 @@ from blocktune import (
     tree_words,
 )
 from blocktune.kernels import registry
-from blocktune.runtime.api.hugging_face import transformers_attention
+from blocktune.runtime.api.hugging_face.attention import transformers_attention
 from blocktune.runtime.dispatch import dispatcher as dispatch
 from blocktune.runtime.dispatch import obstacles, resolver
 from blocktune.runtime.dispatch.graphs.attend import attend

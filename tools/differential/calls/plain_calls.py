@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.runtime.api.hugging_face import transformers_attention
+from blocktune.runtime.api.hugging_face.attention import transformers_attention
 from tools.differential.calls.problems import Calls, Subject, distances, scale_of
 from tools.differential.cases.case import Case
 from tools.differential.cases.enums import Mode

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from blocktune.runtime.api.hugging_face import transformers_attention
+from blocktune.runtime.api.hugging_face.attention import transformers_attention
 from tools.differential.calls.problems import Subject
 from tools.differential.cases.case import Case
 from tools.differential.cases.enums import COMPILED, Mode

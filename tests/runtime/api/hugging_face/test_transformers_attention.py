@@ -12,7 +12,7 @@ import torch
 from blocktune import Dispatcher
 from blocktune.integrations import register_with_transformers
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.api.hugging_face import transformers_attention
+from blocktune.runtime.api.hugging_face.attention import transformers_attention
 from tests.support.models.families import need_transformers
 
 pytestmark = [pytest.mark.triton_free, need_transformers]
@@ -249,7 +249,6 @@ def qkv(queries: int = 5, keys: int = 5) -> tuple[torch.Tensor, torch.Tensor, to
         {"output_attentions": True},
         {"cache": object()},
         {"never_heard_of": 1},
-        {"cu_seq_lens_q": torch.tensor([0, 2, 5]), "cu_seq_lens_k": torch.tensor([0, 2, 5])},
     ],
     ids=lambda strange: next(iter(strange)),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from blocktune import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.runtime.api.hugging_face import transformers_attention
+from blocktune.runtime.api.hugging_face.attention import transformers_attention
 from blocktune.runtime.api.torch_varlen import varlen_attn
 from blocktune.runtime.dispatch import engine
 from blocktune.runtime.dispatch.call import Call

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune import Dispatcher, flash_attn_func
 from blocktune.kernels.values.shape import Causal
-from blocktune.runtime.api.hugging_face import transformers_attention
+from blocktune.runtime.api.hugging_face.attention import transformers_attention
 from blocktune.runtime.dispatch import resolver, snapshot
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.launches.padding import Padding, padding_of

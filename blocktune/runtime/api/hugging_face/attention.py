@@ -1,35 +1,38 @@
-"""Attention for Hugging Face transformers: the function and the mask function that its models call by name.
+"""Attention for Hugging Face transformers: the function that its models call by name.
 
 A model calls (`integrations/sdpa_attention.py` of transformers 5 is the pattern) with query [batch, heads, L, E], key
 and value [batch, heads_kv, S, E], not repeated, and with whatever its forward got as keywords. Where there is a mask,
 it alone decides which pairs take part: padding, windows, packed sequences and the length of a static cache are in it.
-Without a mask more than one query means causal from the upper left, and one query means all keys.
+Without a mask more than one query means causal from the upper left, and one query means all keys, unless keywords say
+where packed sequences begin (`packed_batches`).
 """
 
-from collections.abc import Iterator
-from functools import partial, update_wrapper
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import assume_constant_result, is_compiling
+from torch.compiler import is_compiling
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED, bounded_side
 from blocktune.kernels.values.shape import Causal
 from blocktune.runtime.api.flash_arguments import whole_number
+from blocktune.runtime.api.hugging_face.packed_batches import (
+    PackedBatch,
+    attend_batch,
+    is_packed,
+    join_cached_keys,
+    keep_within_sequences,
+)
 from blocktune.runtime.dispatch.call_checks import check_mask, check_sinks
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
 from blocktune.runtime.dispatch.sdpa_arguments import mask_of_scores, scale_of
 
-DEFAULT_NAME = "blocktune"
-
-TRAPS = ("flash", "sdpa", "flex_attention", "eager", "paged|", "/")
-"""Parts of a name that transformers gives a meaning to: other masks, other checks, or a download."""
-
 NO_CONCERN = frozenset(
     {
         "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
         "logits_to_keep",
         "max_length_k",
         "max_length_q",
@@ -43,72 +46,6 @@ NO_CONCERN = frozenset(
     }
 )
 """Keywords on their way through a model that change nothing here: what attention must know of them is in the mask."""
-
-
-def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatcher = attention) -> str:
-    """Make `attn_implementation=name` of any model use the dispatcher, and return the name.
-
-        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
-
-    Both the attention and the mask function are registered: without the second one transformers makes no masks, and
-    padding would be ignored silently. Registering again is harmless.
-
-    Raises:
-        UsageError: transformers would take the name for something else.
-        ImportError: transformers is not installed, or older than its attention interface (4.53).
-    """
-    trap = next((part for part in TRAPS if part in name), None)
-    if trap is not None or not name:
-        raise UsageError(
-            f"{name!r} cannot name an attention in transformers, where names with {', '.join(TRAPS)} in them have a "
-            f"meaning of their own. Use the default, {DEFAULT_NAME!r}."
-        )
-    try:
-        from transformers.masking_utils import AttentionMaskInterface
-        from transformers.modeling_utils import AttentionInterface
-    except ImportError as error:
-        raise ImportError(
-            f"`register_with_transformers` needs transformers 4.53 or newer: {error}. Install it with `pip install "
-            "'blocktune[huggingface]'`."
-        ) from error
-
-    serving = update_wrapper(partial(transformers_attention, dispatcher=dispatcher), transformers_attention)
-    AttentionInterface.register(name, transformers_attention if dispatcher is attention else serving)
-    AttentionMaskInterface.register(name, transformers_mask)
-    return name
-
-
-def transformers_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
-    """Return a mask as the models of a config expect it: boolean, or added to the scores where they know no other one.
-
-    Such a model may append a part of its own to the mask that its layers get, as DeepSeek V4 does.
-    """
-    from transformers.masking_utils import eager_mask, sdpa_mask
-
-    mask_of = eager_mask if config is not None and adds_masks(type(config)) else sdpa_mask
-    mask: Tensor | None = mask_of(*arguments, config=config, **options)
-    return mask
-
-
-@assume_constant_result  # type: ignore[untyped-decorator]
-def adds_masks(config: type) -> bool:
-    """Return whether the models of this kind of config serve no attention but `eager`, whose mask is additive.
-
-    Gemma 2 and GPT-OSS refuse `sdpa`, too, but for their soft caps and sinks: they serve FlashAttention, which has no
-    mask that a layer could add to.
-    """
-    from transformers import PreTrainedModel
-
-    classes = [each for each in _subclasses(PreTrainedModel) if each.config_class is config]
-    # the second name of flash attention is that of transformers before 4.54
-    names = "_supports_sdpa", "_supports_flash_attn", "_supports_flash_attn_2", "_supports_flex_attn"
-    return bool(classes) and not any(getattr(each, name, False) for each in classes for name in names)
-
-
-def _subclasses(base: Any) -> Iterator[Any]:
-    for each in base.__subclasses__():
-        yield each
-        yield from _subclasses(each)
 
 
 def transformers_attention(
@@ -131,23 +68,33 @@ def transformers_attention(
 
     attention_mask: [batch or 1, heads or 1, L, S], True where the query sees the key, or added to the scores. With a
     mask sliding_window is in the mask already; without one it is the number of last keys that a query sees. s_aux
-    [heads]: attention sinks.
+    [heads]: attention sinks. cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k describe packed sequences, as
+    FlashAttention's functions take them; batches of `generate_batch` have them.
 
     Raises:
-        NotImplementedError: a keyword asks for what is not served (position bias, a paged cache, weights, packed
-            sequences without a mask), or is not known here.
+        NotImplementedError: a keyword asks for what is not served (position bias, weights), or is not known here.
     """
-    refuse_others(others, has_mask=attention_mask is not None)
+    wanted = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if is_packed(others, attention_mask):
+        key, value = join_cached_keys(module, key, value, others)
+        batch = PackedBatch.of(others)
+        refuse_others(others)
+        left, cap = _left_side(sliding_window), softcap or 0.0
+        options: dict[str, Any] = {"causal": wanted, "left": left, "scaling": scaling, "softcap": cap}
+        out = attend_batch(query, key, value, batch, dropout=dropout, sinks=s_aux, dispatcher=dispatcher, **options)
+        return out, None
+    refuse_others(others)
+    if attention_mask is not None:
+        attention_mask = keep_within_sequences(attention_mask, others)
     queries = query.shape[2]
-    wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = queries > 1 and attention_mask is None and bool(wanted)
+    causal = queries > 1 and attention_mask is None and wanted
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
         key, value = key[:, :, :queries], value[:, :, :queries]
     left = UNLIMITED if attention_mask is not None else _left_side(sliding_window)
     is_windowed = UNLIMITED < left < (queries if causal else key.shape[2]) - 1  # which begins at the upper left
     if softcap is None and s_aux is None and not is_windowed:
         shared = bool(query.shape[1] != key.shape[1])
-        options: dict[str, Any] = {"is_causal": causal, "scale": scaling, "enable_gqa": shared}
+        options = {"is_causal": causal, "scale": scaling, "enable_gqa": shared}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (left, 0) if is_windowed else (UNLIMITED, UNLIMITED)
@@ -224,19 +171,12 @@ def _diagonal(queries: int, causal: bool, is_windowed: bool) -> Causal:
     return Causal.LOWER_RIGHT if is_windowed else Causal.NONE
 
 
-def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
+def refuse_others(others: dict[str, Any]) -> None:
     """Refuse what our kernels do not serve.
 
     Raises:
         NotImplementedError: a keyword is given that would change the result.
     """
-    packed = others.pop("cu_seq_lens_q", None)
-    others.pop("cu_seq_lens_k", None)
-    if packed is not None and packed.numel() > 2 and not has_mask:
-        raise NotImplementedError(
-            f"`cu_seq_lens_q` packs {packed.numel() - 1} sequences, but no mask keeps them apart. Pass position_ids "
-            "that start again with each sequence, and no attention_mask: transformers then makes the mask."
-        )
     given = [name for name, value in others.items() if value is not None and value is not False]
     strange = sorted(set(given) - NO_CONCERN)
     if strange:

@@ -1,0 +1,1 @@
+"""Attention under the names that Hugging Face's transformers and diffusers know."""

@@ -1,0 +1,1 @@
+"""Checks and times our attention under transformers and diffusers, on a GPU."""
