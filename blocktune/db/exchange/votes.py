@@ -1,4 +1,4 @@
-"""What contributed machines agree on: each has one vote for every shape, the config that it found fastest.
+"""Votes of contributed machines: each has one for every shape, the config that it found fastest.
 
 A vote is `<machine>:<config>`, two hashes. The winner of a shape carries the votes for all of its configs, so that a
 config that was passed over counts when a second machine finds it, too. Where two machines vote for one config of one
