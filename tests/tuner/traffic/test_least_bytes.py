@@ -19,7 +19,8 @@ pytestmark = pytest.mark.triton_free
 LIMITS = device_named("h200").limits
 FEATURES = ("", "window=40:9", "softcap", "boolean", "additive", "block_sparse", "dropout", "cached", "varlen", "alibi",
             "cached kv=int8", "cached token_scales kv=int8",
-            "cached page=64", "tree cached", "deterministic", "window=0:-1 softcap", "varlen alibi dropout")  # fmt: skip
+            "cached page=64", "tree cached", "deterministic", "window=0:-1 softcap",
+            "varlen alibi dropout")  # fmt: skip
 SHAPES = st.builds(
     lambda queries, keys, dims, causal, group, features, direction, dtype: AttentionShape(
         batch=2,
