@@ -32,7 +32,7 @@ def contribute(
     verify: PublicKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure this GPU for those who do not have it: ten minutes, one file.
+    """Measure this GPU for those without it, in ten minutes.
 
     It compiles, checks all kernels, studies the noise, and times a dozen shapes of each direction next to PyTorch. The
     file names neither machine nor user; docs/guide/results.md says where to send it. It is complete after every part.
