@@ -21,22 +21,40 @@ Job = tuple[AttentionShape, KernelConfig]
 class StoppableCompiler(Compiler, Protocol):
     """Compiles configs in the background, and can stop."""
 
-    def abort(self, future: Future[CompileResult[KernelConfig]]) -> None:
+    def submit_with_lse(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[bool]":
+        """Compile what a launch takes that writes the log-sum-exp, too."""
+
+    def abort(self, future: "Future[Any]") -> None:
         """Drop a compile, or end it."""
 
 
 def compiled_jobs(
-    jobs: list[Job], compiler: StoppableCompiler, cc: tuple[int, int], seconds: float
+    timed: list[Job], checked: list[Job], compiler: StoppableCompiler, cc: tuple[int, int], seconds: float
 ) -> dict[Job, CompileResult[KernelConfig]]:
-    """Return what the jobs compiled to, those that ended within these seconds; the others are stopped, so that nothing
-    compiles afterwards."""
-    futures: dict[Job, Future[CompileResult[KernelConfig]]] = {
-        (shape, config): compiler.submit(config.kernel, config, shape, cc) for shape, config in dict.fromkeys(jobs)
-    }
-    done = wait(futures.values(), timeout=seconds).done
-    for future in set(futures.values()) - done:
+    """Return what jobs compiled to, those of which all code was there in time; the others are stopped, so that nothing
+    compiles afterwards.
+
+    Args:
+        timed: what is launched without the log-sum-exp; compiled first.
+        checked: what is launched with it, too.
+        compiler: compiles it.
+        cc: the compute capability.
+        seconds: how long it may take.
+    """
+    results: dict[Job, Future[CompileResult[KernelConfig]]] = {}
+    with_lse: dict[Job, Future[bool]] = {}
+    for shape, config in dict.fromkeys(timed + checked):
+        results[shape, config] = compiler.submit(config.kernel, config, shape, cc)
+        if (shape, config) not in timed:
+            with_lse[shape, config] = compiler.submit_with_lse(config.kernel, config, shape, cc)
+    futures: set[Future[Any]] = {*results.values(), *with_lse.values()}
+    done = wait(futures, timeout=seconds).done
+    for future in futures - done:
         compiler.abort(future)
-    return {job: future.result() for job, future in futures.items() if future in done}
+    late = {job for job, future in with_lse.items() if future not in done}
+    return {job: future.result() for job, future in results.items() if future in done and job not in late}
 
 
 def compiled_table(compiled: dict[Job, CompileResult[KernelConfig]], limits: ComputeLimits) -> list[dict[str, Any]]:

@@ -131,9 +131,10 @@ class _PartialContribution:
     def compile(self) -> None:
         """Compile all that will be timed, then what will be checked."""
         limits, deadlines = self._device.limits, self._instruments.deadlines
-        jobs = [(shape, config) for shape, configs in self._configs.items() for config in configs] + self._cases
-        self._say(f"1/4 compiling {len(dict.fromkeys(jobs))} configs")
-        compiled = compiled_jobs(jobs, self._instruments.compiler, limits.cc, deadlines.compiled - self._seconds())
+        timed = [(shape, config) for shape, configs in self._configs.items() for config in configs]
+        self._say(f"1/4 compiling {len(dict.fromkeys(timed + self._cases))} configs")
+        left_seconds = deadlines.compiled - self._seconds()
+        compiled = compiled_jobs(timed, self._cases, self._instruments.compiler, limits.cc, left_seconds)
         self._ready = set(compiled)
         self._parts["compiled"] = [_nameless(row) for row in compiled_table(compiled, limits)]
 

@@ -45,7 +45,8 @@ class ContributingGpu:
         self.wrong, self.seconds, self.default_us = wrong, seconds, default_us
         self.error = "relative error 1.2"
         self.unfinished: set[AttentionShape] = set()
-        self.aborted: list[Future[CompileResult]] = []
+        self.aborted: list[Future[Any]] = []
+        self.with_lse: list[AttentionShape] = []
         self.shape: AttentionShape | None = None
 
     def instruments(self, **changes: Any) -> Instruments:
@@ -74,7 +75,17 @@ class ContributingGpu:
             future.set_result(CompileResult(config=config, outcome=Outcome.OK, resources=RESOURCES))
         return future
 
-    def abort(self, future: Future[CompileResult]) -> None:
+    def submit_with_lse(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> Future[bool]:
+        assert (kernel, cc) == (config.kernel, self.device.limits.cc)
+        self.with_lse.append(shape)
+        future: Future[bool] = Future()
+        if shape not in self.unfinished:
+            future.set_result(True)
+        return future
+
+    def abort(self, future: Future[Any]) -> None:
         self.aborted.append(future)
 
     def turn_to(self, shape: AttentionShape) -> None:

@@ -102,6 +102,13 @@ def test_what_did_not_compile_in_time_is_stopped_and_neither_checked_nor_timed()
     assert document["left_out"] == {first.label: contribution.NOT_COMPILED, "noise": contribution.NOT_COMPILED}
 
 
+def test_what_is_checked_is_compiled_with_the_log_sum_exp_too() -> None:
+    """Else the check, which launches so, would compile while its time runs."""
+    gpu = ContributingGpu(DEVICE, seconds=0.1)
+    document = contribute(gpu)
+    assert [shape.label for shape in gpu.with_lse] == [row["shape"] for row in document["conformance"]]
+
+
 def test_a_shape_that_does_not_fit_is_left_out_with_the_reason() -> None:
     gpu = ContributingGpu(DEVICE, seconds=0.1)
     large = fixed_shapes(DEVICE.limits)[-1]
