@@ -49,7 +49,7 @@ H100 = device_named("h100_sxm5")
         ({"device": H100}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
         ({"device": H100, "kernel_hash": "1111111111111111"}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
         ({"origin": Origin.BORROWED}, (Origin.BORROWED, Reuse.SAME_CAPABILITY)),
-        ({"origin": Origin.COMMUNITY}, (Origin.COMMUNITY, Reuse.OTHER_DRIVER)),
+        ({"origin": Origin.COMMUNITY}, (Origin.COMMUNITY, Reuse.OTHER_COMPILER)),
         ({"origin": Origin.COMMUNITY, "triton": "3.5.0"}, (Origin.COMMUNITY, Reuse.OTHER_COMPILER)),
         ({"origin": Origin.COMMUNITY, "device": H100}, (Origin.COMMUNITY, Reuse.SAME_CAPABILITY)),
         ({"origin": Origin.PREDICTED}, (Origin.PREDICTED, None)),
