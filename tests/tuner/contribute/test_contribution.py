@@ -102,6 +102,7 @@ def test_what_did_not_compile_in_time_is_stopped_and_neither_checked_nor_timed()
     assert document["left_out"] == {first.label: contribution.NOT_COMPILED, "noise": contribution.NOT_COMPILED}
 
 
+@pytest.mark.exhaustive
 def test_what_is_checked_is_compiled_with_the_log_sum_exp_too() -> None:
     """Else the check, which launches so, would compile while its time runs."""
     gpu = ContributingGpu(DEVICE, seconds=0.1)
@@ -109,6 +110,7 @@ def test_what_is_checked_is_compiled_with_the_log_sum_exp_too() -> None:
     assert [shape.label for shape in gpu.with_lse] == [row["shape"] for row in document["conformance"]]
 
 
+@pytest.mark.exhaustive
 def test_a_shape_that_does_not_fit_is_left_out_with_the_reason() -> None:
     gpu = ContributingGpu(DEVICE, seconds=0.1)
     large = fixed_shapes(DEVICE.limits)[-1]
@@ -183,6 +185,7 @@ def test_a_kernel_that_takes_its_process_along_costs_one_case() -> None:
     assert "not finite" in rows[2]["error"]
 
 
+@pytest.mark.exhaustive
 def test_a_device_without_a_uuid_has_no_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     unnamed: DeviceSpec = replace(DEVICE, uuid=None)
     monkeypatch.setattr("blocktune.tuner.contribute.anonymous.gpu_uuids", lambda: ())
