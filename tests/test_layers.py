@@ -50,7 +50,7 @@ TIERS = {
         ("search",),
         ("drop_in",),
         ("compare", "fleet", "upkeep", "lab", "profile"),
-        ("cluster", "report"),
+        ("cluster", "contribute", "report"),
     ),
     "cli": (
         ("output",),

@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy, profile, roofline
 from blocktune.cli.lab import commands as lab
+from blocktune.cli.lab import contribute
 from blocktune.cli.output.render import INTERRUPTED, note, print_content
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
@@ -152,6 +153,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "diff": diff.diff,
         "verify": verify.verify,
         "gc": gc.gc,
+        "contribute": contribute.contribute,
     },
     "Explain": {
         "occupancy": occupancy.occupancy,

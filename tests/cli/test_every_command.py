@@ -22,6 +22,7 @@ DONE, WRONG_USE, NO_GPU, NOTHING_MEASURED = 0, 2, 4, 6
 
 COMMANDS = {
     "bench": ("--seq 512 --dim 64", NO_GPU),
+    "contribute": ("gpu.json", NO_GPU),
     "best": (SHAPE, DONE),
     "buckets": ("--device h200", DONE),
     "lab calibrate": ("no-such-sweeps", WRONG_USE),

@@ -194,3 +194,21 @@ def test_padding_helpers_are_each_others_inverse_and_differentiable() -> None:
     unused = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
     tokens, _, begins, longest, used = bert_padding.unpad_input(hidden, mask, unused)
     assert (len(tokens), begins.tolist(), used.tolist()) == (10, [0, 3, 8, 10], [2, 5, 2])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_sequences_are_packed_and_padded_again_whatever_stands_in_the_padding(causal: bool) -> None:
+    mask = torch.tensor([[1] * 7 + [0] * 4, [1] * 11, [1] + [0] * 10])
+    hidden = torch.randn(3, 3, 11, 2, 32).masked_fill(mask[None, :, :, None, None] == 0, float("nan"))
+    packed = [bert_padding.unpad_input(part, mask) for part in hidden]
+    query, key, value = (tokens for tokens, *_ in packed)
+    _, indices, begins, longest, used = packed[0]
+    out = flash_attn_interface.flash_attn_varlen_func(
+        query, key, value, begins, begins, longest, longest, causal=causal
+    )
+    padded = bert_padding.pad_input(out, indices, 3, 11)
+    for entry, length in enumerate(used.tolist()):
+        own = [part[entry, :length].transpose(0, 1) for part in hidden]
+        right = torch.nn.functional.scaled_dot_product_attention(*own, is_causal=causal).transpose(0, 1)
+        torch.testing.assert_close(padded[entry, :length], right)
+        assert not padded[entry, length:].any()

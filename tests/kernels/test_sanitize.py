@@ -13,6 +13,7 @@ import pytest
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.features import Features
+from blocktune.tuner.correctness import small_shapes
 from tools.checks import sanitize, sanitizer_case
 
 pytestmark = pytest.mark.triton_free
@@ -58,7 +59,7 @@ def checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChecker:
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_has_small_cases_that_its_default_config_serves_on_hopper(name: str) -> None:
     kernel = get_kernel(name)
-    shapes = sanitizer_case.cases_of(kernel, HOPPER, "bfloat16")
+    shapes = small_shapes.small_shapes(kernel, HOPPER, "bfloat16")
     served = set().union(*(shape.features.names for shape in shapes))
     assert served >= kernel.features
     least = 1 if name == "flash_decode8_ring" else 2  # it takes 128 columns alone
@@ -68,7 +69,7 @@ def test_every_kernel_has_small_cases_that_its_default_config_serves_on_hopper(n
 
 
 def test_a_kernel_without_a_device_for_it_has_no_case() -> None:
-    assert sanitizer_case.cases_of(get_kernel("flash_fwd_hopper"), limits_for((8, 0)), "bfloat16") == []
+    assert small_shapes.small_shapes(get_kernel("flash_fwd_hopper"), limits_for((8, 0)), "bfloat16") == []
 
 
 def test_a_case_says_what_ran(checker: MakeChecker) -> None:
@@ -112,7 +113,7 @@ def _script(folder: Path, text: str) -> Path:
 
 def test_results_that_are_not_finite_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = get_kernel("flash_fwd")
-    shape = sanitizer_case.cases_of(kernel, HOPPER, "bfloat16")[0]
+    shape = small_shapes.small_shapes(kernel, HOPPER, "bfloat16")[0]
     monkeypatch.setattr(type(kernel), "bind", lambda *_: lambda *_: None)  # writes nothing
     row = sanitizer_case.run(kernel, shape, HOPPER, "cpu")
     assert row["problem"] == "81920 of 81920 values are not finite"
@@ -171,5 +172,5 @@ def _command(module: ModuleType, *arguments: str) -> subprocess.CompletedProcess
 
 
 def test_features_that_a_case_names_can_be_parsed() -> None:
-    for word in (*sanitizer_case.LABELS.values(), *sanitizer_case.BASES):
+    for word in (*small_shapes.LABELS.values(), *small_shapes.BASES):
         assert Features.parse(word).label == word

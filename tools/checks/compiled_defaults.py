@@ -24,7 +24,7 @@ from blocktune.kernels.values.features import NO_FEATURES, CacheType, Features, 
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile_server.farm import CompileFarm
-from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.contribute.compiled_table import resources_row
 
 CAPABILITIES = ((8, 6), (8, 0), (8, 9), (12, 0), (9, 0), (10, 0), (7, 5))
 """Those of most cards first, that whose code takes longest to compile last."""
@@ -93,16 +93,8 @@ def compiled_row(place: Place, farm: CompileFarm) -> dict[str, Any]:
     kernel, limits, shape = place.kernel, limits_for(place.cc), place.kind.shape(place.head_dim, place.dtype)
     config = kernel.default_config(shape, limits)
     result = farm.submit(kernel.name, config, shape, place.cc).result()
-    row = {"row": place.label, "config": config.label, "source": kernel.source_hash, "outcome": str(result.outcome)}
-    if result.resources is None:
-        return row | {"error": result.error[:200]}
-    found = result.resources
-    return row | {
-        "registers": found.registers,
-        "spill_bytes": found.spill_bytes,
-        "shared_bytes": found.shared_bytes,
-        "blocks_per_sm": occupancy(found, limits).blocks_per_sm,
-    }
+    row = {"row": place.label, "config": config.label, "source": kernel.source_hash}
+    return row | resources_row(result, limits)
 
 
 def is_current(row: dict[str, Any], place: Place) -> bool:

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,54 +20,11 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
-from blocktune.kernels.values.features import Features
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.correctness.features import empty_lse, empty_out
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import CheckInputs, make_inputs
-
-SIZES = {"batch": 2, "num_heads": 4, "num_heads_kv": 2, "seqlen_q": 160, "seqlen_k": 300}
-"""No multiple of a tile, so that every edge is walked; query heads share key heads."""
-HEAD_DIMS = ((64, 64), (80, 48), (64, 32), (128, 128), (256, 256))
-"""Whole tiles, padded ones, values narrower than queries, and those that kernels cut in panels."""
-LABELS = {"window": "window=40:9", "paged": "cached page=64"}
-"""Features whose label is not their name."""
-BASES = ("", "softcap", "block_sparse", "cached kv=int8")
-"""Of these a kernel takes the first with every case: some kernels refuse plain shapes."""
-
-
-def cases_of(kernel: AttentionKernel, limits: ComputeLimits, dtype: str) -> list[AttentionShape]:
-    """The shapes to launch, all head dimensions and then each feature once, with the first ones that the kernel takes;
-    none where it cannot run."""
-    words = sorted(LABELS.get(name, name) for name in kernel.features)
-    starts = ((dims, word) for dims in HEAD_DIMS for word in BASES if _shape(kernel, limits, dtype, dims, word))
-    first, base = next(starts, (None, ""))
-    if first is None:
-        return []
-    wanted = [(dims, base) for dims in HEAD_DIMS]
-    wanted += [(first, _together(base, word)) for word in words if word not in base.split()]
-    shapes = (_shape(kernel, limits, dtype, dims, word) for dims, word in wanted)
-    return [shape for shape in shapes if shape is not None]
-
-
-def _together(base: str, word: str) -> str:
-    """Return the features of both, each once: those of the second where both say a value."""
-    return " ".join({one.partition("=")[0]: one for one in f"{base} {word}".split()}.values())
-
-
-def _shape(
-    kernel: AttentionKernel, limits: ComputeLimits, dtype: str, dims: tuple[int, int], features: str
-) -> AttentionShape | None:
-    """The small shape with these head dimensions and features, of many queries or of one, or None if the kernel has no
-    config for it."""
-    own = dtype if dtype in kernel.dtypes else FP8
-    plain = AttentionShape(**SIZES, head_dim=dims[0], head_dim_v=dims[1], dtype=own, direction=kernel.direction)
-    whole = replace(plain, features=Features.parse(features), causal=Causal.LOWER_RIGHT)
-    for shape in (whole, replace(whole, causal=Causal.NONE), replace(whole, seqlen_q=1, causal=Causal.NONE)):
-        config = kernel.default_config(shape, limits) if kernel.unsupported(shape, limits) is None else None
-        if config is not None and not kernel.violations(config, shape, limits):
-            return shape
-    return None
+from blocktune.tuner.correctness.small_shapes import small_shapes
 
 
 def run(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits, device: str) -> dict[str, Any]:
@@ -108,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     capability = torch.cuda.get_device_capability() if given.device == "cuda" else (8, 0)
     limits, problems = limits_for(capability), 0
     for kernel in map(get_kernel, given.kernel):
-        for shape in cases_of(kernel, limits, given.dtype)[: given.first]:
+        for shape in small_shapes(kernel, limits, given.dtype)[: given.first]:
             row = run(kernel, shape, limits, given.device)
             print(json.dumps(row), flush=True)
             problems += bool(row["problem"])

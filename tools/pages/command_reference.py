@@ -94,9 +94,11 @@ def _paragraph(text: str) -> str:
 
 
 def _table(heading: str, parameters: list[Any], title: Any) -> str:
-    lines = [f"| {heading} | meaning | default |", "| --- | --- | --- |"]
-    lines += [f"| `{title(each)}` | {' | '.join(map(escape, _meaning(each)))} |" for each in parameters]
-    return "\n".join(lines)
+    """Return a row for each parameter; without defaults where none has one."""
+    columns = 2 if any(_meaning(each)[1] for each in parameters) else 1
+    rows: list[tuple[str, ...]] = [(heading, "meaning", "default"), ("---",) * 3]
+    rows += [(f"`{title(each)}`", *map(escape, _meaning(each))) for each in parameters]
+    return "\n".join(f"| {' | '.join(row[: 1 + columns])} |" for row in rows)
 
 
 def _flag(option: Any) -> str:

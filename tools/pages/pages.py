@@ -59,6 +59,7 @@ from tools.pages.recorded import (
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from tools.pages.room_maps import room_maps
+from tools.pages.searches import block_size_tables
 from tools.pages.searches.drawn_tables import SUFFIX as DRAWN
 from tools.pages.searches.drawn_tables import drawn_block
 from tools.pages.searches.ladder_tables import ladder_tables
@@ -109,6 +110,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(CORRECTION), split_tables.block),
     (_ending(calibration_file.SUFFIX), calibration_file.block),
     (_ending(DRAWN), drawn_block),
+    (_ending(SWEEP), block_size_tables.block),
     (_ending(transfer_file.SUFFIX), transfer_file.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned_study(path))),
 )

@@ -128,10 +128,13 @@ class _Rival:
         return cls(config=choice.request.config, predicted_us=predicted_us, measured_us=choice.measured_us)
 
     def to_json(self, analysis: "Analysis") -> dict[str, Any]:
+        from blocktune.kernels.base.paper_rule import paper_blocks
         from blocktune.tuner.cost.bands import predicted_json
 
+        rows, keys = paper_blocks(analysis.shape, analysis.device.limits)
         return {
             "config": self.config.to_json(),
+            "formula": {"br": rows, "bc": keys},
             **predicted_json(self.predicted_us, self.config.kernel, analysis.shape, analysis.device),
             "measured_us": self.measured_us,
             "problem": self.problem,
@@ -147,9 +150,21 @@ class _Rival:
             facts.append(f"predicted {time}" + (f", {ratio:.2f} times this one's" if analysis.gives_advice else ""))
         if self.measured_us is not None:
             facts.append(f"measured {microseconds(self.measured_us)}")
-        return (
-            f"The FlashAttention paper's heuristic gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
-        )
+        known, rounding = "; ".join(facts) or "no time is known", _rounding(self.config, analysis)
+        return f"The FlashAttention paper's heuristic gives {self.config.label}: {known}. {rounding}"
+
+
+def _rounding(config: "KernelConfig", analysis: "Analysis") -> str:
+    """Return how the blocks of the paper's formula became those of a config."""
+    from blocktune.kernels.base.paper_rule import paper_blocks
+
+    rows, keys = paper_blocks(analysis.shape, analysis.device.limits)
+    tiles = -(-keys // config.block_n)
+    walked = "" if tiles == 1 else f", so that {tiles} tiles take the place of one"
+    return (
+        f"Its formula gives Br = {rows} and Bc = {keys}; the kernel has block_m = {config.block_m} and block_n = "
+        f"{config.block_n}{walked}."
+    )
 
 
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choice) -> Choice | None:

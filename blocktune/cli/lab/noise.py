@@ -1,13 +1,12 @@
 """`tune lab noise`: how much the times of this GPU vary, and what of two equal configs finals would say."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.lab.noise_file import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
+from blocktune.cli.lab.noise_file import NOISE_COLUMNS, noise_cells, noise_notes
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_shape_flags
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.lab.noise import Study
-    from blocktune.tuner.measure.telemetry import GpuMonitor
 
 
 @with_shape_flags
@@ -49,9 +46,13 @@ def noise(
         note(assumed)
 
     from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.lab.noise_document import noise_document
+    from blocktune.tuner.measure.telemetry import gpu_lock
 
     device = current_device()
-    document = _study(shape, device, _configs(shape, device, db), 60 * minutes)
+    configs = _configs(shape, device, db)
+    with gpu_lock(device.uuid, note):
+        document = noise_document(shape, device, configs, 60 * minutes, on_progress=note)
     if out is not None:
         write_atomically(out, json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n")
     if as_json:
@@ -78,56 +79,3 @@ def _configs(shape: "AttentionShape", device: "DeviceSpec", db: str | None) -> "
     tuned = best is not None and best.origin is Origin.MEASURED and is_live(best)
     config = best.config if best is not None and tuned else contenders.default
     return near_configs(config, live, contenders.space.feasible)
-
-
-def _study(
-    shape: "AttentionShape", device: "DeviceSpec", configs: "tuple[KernelConfig, ...]", seconds: float
-) -> dict[str, Any]:
-    """Return the document of a study of this many seconds."""
-    from blocktune.db.records.records import Regime
-    from blocktune.tuner.lab.noise_report import columns, summarize
-    from blocktune.tuner.measure.environment import measuring_environment, source_commit
-    from blocktune.tuner.measure.telemetry import GpuMonitor
-
-    monitor = GpuMonitor(device.uuid, own_processes=len(Regime))
-    study = _measure_study(shape, device, configs, seconds, monitor)
-    return {
-        "format": NOISE_FORMAT,
-        "schema": SCHEMA,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": source_commit(),
-        "device": device.name,
-        "environment": measuring_environment(device, monitor).to_json(),
-        "shape": shape.to_json() | {"label": shape.label},
-        "configs": [config.to_json() | {"label": config.label} for config in study.configs],
-        "seconds": round(study.seconds, 1),
-        "summary": summarize(study),
-        "measurements": columns(study),
-    }
-
-
-def _measure_study(
-    shape: "AttentionShape",
-    device: "DeviceSpec",
-    configs: "tuple[KernelConfig, ...]",
-    seconds: float,
-    monitor: "GpuMonitor",
-) -> "Study":
-    """Measure the configs under both regimes, in processes of their own."""
-    from blocktune.db.records.records import Regime
-    from blocktune.tuner.lab.noise import study_noise
-    from blocktune.tuner.measure.device_choice import visible
-    from blocktune.tuner.measure.measurement import Terms
-    from blocktune.tuner.measure.runner import GpuRunner
-    from blocktune.tuner.measure.telemetry import gpu_lock
-
-    runners = {
-        regime: GpuRunner(shape, environment=visible(device), monitor=monitor, terms=Terms(regime=regime, race=False))
-        for regime in (Regime.SUSTAINED, Regime.BURST)
-    }
-    with gpu_lock(device.uuid, note):
-        try:
-            return study_noise(runners, configs, seconds=seconds, on_progress=note)
-        finally:
-            for runner in runners.values():
-                runner.close()

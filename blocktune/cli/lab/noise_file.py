@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NOISE_FORMAT, REMATCH_FORMAT, SCHEMA = "blocktune-noise", "blocktune-rematch", 1
+"""tuner/lab/noise_document.py writes the first."""
 
 NOISE_COLUMNS = ("regime", "candidate: time", "ratio to the anchor", "finals: time", "ratio", "drift of times, ratios",
                  "equal configs: a winner", "apart", "SM clock in finals", "power", "temperature")  # fmt: skip

@@ -16,8 +16,9 @@ def merge(places: Places, trust: Trust = False, db: Database = None, as_json: As
     """Add the results of other databases and exports to this one.
 
     If anything is wrong, nothing is added. Every trial is kept. Of several winners of one shape, the best origin stays
-    (measured, borrowed, predicted). Of these, the youngest decides which software counts, and the fastest by that
-    software stays. The order of the files does not matter. Winners of autotuned kernels are taken only with --trust.
+    (measured, community, borrowed, predicted). Of these, the youngest decides which software counts, and the fastest by
+    that software stays. The order of the files does not matter. Winners of autotuned kernels are taken only with
+    --trust.
 
     \b
     tune merge node1.db node2.db --trust --db fleet.db

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,26 +31,12 @@ class BenchFile:
     """
 
     def __init__(self, path: Path | None, device: "DeviceSpec", environment: "Environment", regime: "Regime") -> None:
-        import torch
-
-        from blocktune.kernels.registry import KERNELS
+        from blocktune.tuner.compare.compare import bench_document
         from blocktune.tuner.measure.environment import source_commit
 
-        number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-        cudnn = number and f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         self._path = path
         self._commit = source_commit()
-        self.document: dict[str, Any] = {
-            "schema": SCHEMA,
-            "format": FORMAT,
-            "device": replace(device, uuid=None).to_json(),
-            "environment": environment.to_json() | {"cudnn": cudnn, "peers": _peers()},
-            "regime": str(regime),
-            "kernels": sorted(KERNELS),
-            "created_at": "",
-            "commands": [],
-            "rows": [],
-        }
+        self.document = bench_document(device, environment, regime)
         if path is not None and path.exists():
             self._take_over(path)
 
@@ -91,11 +76,3 @@ def software(document: Mapping[str, Any]) -> str:
     environment = document["environment"]
     versions = [f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver")]
     return ", ".join([*versions, *environment.get("peers", {}).values()])
-
-
-def _peers() -> dict[str, str]:
-    """Return the versions of the peers that are packages of their own, by their names."""
-    from blocktune.tuner.compare.flash_peers import FLASH_PEERS
-
-    versions = {name: peer.version for name, peer in FLASH_PEERS.items()}
-    return {name: version for name, version in versions.items() if version is not None}

@@ -7,6 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from blocktune.db.exchange.contribution import (
+    is_contribution,
+    require_unbroken_seal,
+    results_in_contribution,
+    with_vote,
+)
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION, load_document
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.bounds import MAX_NAME, MAX_TEXT, POWER_W
@@ -29,7 +35,7 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
-from blocktune.runtime.store_reader.export_file import exported_checksum, is_launch_problem, seal_of
+from blocktune.runtime.store_reader.export_file import exported_checksum, is_launch_problem
 
 MAX_ENVIRONMENTS = 1000
 MAX_BESTS = 20_000
@@ -39,11 +45,20 @@ _DIGEST = "[0-9a-f]{16}"
 
 
 def records_in(document: Any) -> tuple[list[AnyBest], list[AnyTrial]]:
-    """Return the winners and trials of all kernels in a document, every field of which was checked.
+    """Return the winners and trials of all kernels in an export or contribution, every field of which was checked.
 
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
+    if is_contribution(document):
+        results, machine = results_in_contribution(document)
+        bests, trials = _exported_records(results)
+        return [with_vote(best, machine) for best in bests], trials
+    return _exported_records(document)
+
+
+def _exported_records(document: Any) -> tuple[list[AnyBest], list[AnyTrial]]:
+    """Return what `records_in` returns of an export."""
     top, source = _check_document(document)
     bests = [source.best(row) for row in top["bests"].items(MAX_BESTS)]
     return bests, [source.trial(row) for row in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
@@ -76,7 +91,7 @@ def _check_document(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
     if "sha256" in top:
-        _require_unbroken_seal(document, top["sha256"])
+        require_unbroken_seal(document, top["sha256"])
     device = top["device"].parse_with(DeviceSpec.from_json, "a device")
     if DEVICE_CHECKSUM in top:
         checksum = checksum_of(top["device"].value)
@@ -84,15 +99,6 @@ def _check_document(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
             checksum, "the checksum of `device`; leave it out where the device was changed on purpose"
         )
     return top, _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
-
-
-def _require_unbroken_seal(document: dict[str, Any], seal: Untrusted) -> None:
-    try:
-        seal.match(seal_of(document), "the hash of the rest, so it was changed after it was frozen")
-    except (ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, ImportRejectedError):
-            raise
-        seal.reject(f"the hash of JSON ({error})")
 
 
 def _environments(node: Untrusted) -> dict[str, Environment]:

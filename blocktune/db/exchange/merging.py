@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from blocktune.db.exchange.votes import machines_of, with_all_votes
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial, of_attention
 from blocktune.kernels.values.config import Origin
@@ -31,10 +32,15 @@ class ImportCounts:
 
 def distrust_results(results: Results) -> Results:
     """Return the results of a stranger, as far as they are believed: a winner counts as borrowed until it was measured
-    here, and no trial counts as made here. Winners of autotuned kernels are left out, since production takes every
-    stored one for a measurement."""
+    here, and no trial counts as made here. A stranger has the vote of one machine at most. Winners of autotuned kernels
+    are left out, since production takes every stored one for a measurement."""
+    keep_votes = len(machines_of(results.bests)) == 1
     bests = (
-        replace(best, origin=Origin.BORROWED) if best.origin is Origin.MEASURED else best
+        replace(
+            best,
+            origin=Origin.BORROWED if best.origin in (Origin.MEASURED, Origin.COMMUNITY) else best.origin,
+            votes=best.votes if keep_votes else (),
+        )
         for best in of_attention(results.bests)
     )
     trials = (replace(trial, imported=True) for trial in results.trials)
@@ -44,10 +50,11 @@ def distrust_results(results: Results) -> Results:
 def winner_of(candidates: Sequence[AnyBest]) -> AnyBest:
     """Return which of several winners of one shape on one device stays, in whatever order they come.
 
-    Those of the best origin are left: measured, else borrowed, predicted, default. Of these, times of different
-    software cannot be compared, so the youngest names the software (environment and kernel source) that counts. Of what
-    that software gave, the fastest stays; of equals, the youngest. Times of two runs differ by several per cent when
-    one GPU was warmer, so winners that were all timed together with the same default are compared by the ratio to it.
+    Those of the best origin are left: measured, else community, borrowed, predicted, default. Of these, times of
+    different software cannot be compared, so the youngest names the software (environment and kernel source) that
+    counts. Of what that software gave, the fastest stays; of equals, the youngest. Times of two runs differ by several
+    per cent when one GPU was warmer, so winners that were all timed together with the same default are compared by the
+    ratio to it.
     """
     best_rank = min(ORIGIN_RANK[best.origin] for best in candidates)
     finest = [best for best in candidates if ORIGIN_RANK[best.origin] == best_rank]
@@ -94,8 +101,8 @@ def merge_into(writer: BulkWriter, stored: Iterable[AnyBest], sources: Sequence[
     count = sum(len(bests) for bests in offered.values())
     changed = []
     for place, bests in offered.items():
-        winner = winner_of([*([held[place]] if place in held else []), *bests])  # of equals, the stored one
-        if winner is not held.get(place):
+        winner = winner_of(with_all_votes([*([held[place]] if place in held else []), *bests]))  # of equals, the stored
+        if winner != held.get(place):
             changed.append(winner)
     writer.replace_bests(changed)
     return ImportCounts(

@@ -23,6 +23,7 @@ ERROR = Prose(1_000_000)
 CLOCK, TEMPERATURE = Whole(0, 100_000), Whole(0, 1000)
 REASONS, PROCESSES = Whole(0, 2**63 - 1), Whole(0, 1_000_000)
 OBJECTIVE = Word(16, "time|energy", "an objective")
+VOTES = Several(Word(33, "[0-9a-f]{16}:[0-9a-f]{16}", "the hashes of a machine and a config"), 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class BestColumns:
     speedup_over_default and its low/high are ratios of the default's time to the winner's in the interleaved final
     rounds (median, 5th and 95th percentile); None when nothing was measured.
     energy_mj and its likes are of a launch; None where the GPU does not tell it. objective: by which the winner was
-    chosen, a name of `Objective`.
+    chosen, a name of `Objective`. votes: which config each contributed machine found fastest, see db/exchange/votes.py.
     """
 
     time_us: Annotated[float | None, TIME] = None
@@ -91,3 +92,4 @@ class BestColumns:
     default_energy_mj: Annotated[float | None, ENERGY, Later()] = None
     paper_energy_mj: Annotated[float | None, ENERGY, Later()] = None
     objective: Annotated[str, OBJECTIVE, Later()] = "time"
+    votes: Annotated[tuple[str, ...], VOTES, Later()] = ()

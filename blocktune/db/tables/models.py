@@ -108,11 +108,16 @@ def later_columns(record_type: type[Any]) -> dict[str, MappedColumn[Any]]:
         column.name: mapped_column(
             _sql_type(column.kind),
             nullable=column.optional,
-            server_default=null() if column.default is None else str(column.default),
+            server_default=_server_default(column.default),
         )
         for column in columns_of(record_type)
         if column.later
     }
+
+
+def _server_default(value: str | tuple[str, ...] | None) -> Any:
+    """Return the default of a later column in rows of before; a list's is its JSON."""
+    return null() if value is None else "[]" if value == () else str(value)
 
 
 def _sql_type(kind: Kind) -> Any:

@@ -33,7 +33,7 @@ from blocktune.runtime.store_reader.places import default_store_path
 
 T = TypeVar("T")
 
-CURRENT = "0008"
+CURRENT = "0009"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"

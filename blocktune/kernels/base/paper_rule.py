@@ -23,6 +23,13 @@ NUM_WARPS = 4
 """Of what the paper leaves open: the usual block of 128 threads, which is Triton's default too."""
 
 
+def paper_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int]:
+    """Return the Br and Bc of the rule, as the paper has them, where M is the shared memory that one block can have."""
+    memory_elements = limits.shared_per_block_optin_bytes // shape.element_bytes
+    keys = -(-memory_elements // (4 * shape.head_dim))
+    return min(keys, shape.head_dim), keys
+
+
 def paper_config(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig | None:
     """Return the paper's config as this kernel can express it, or None where it cannot.
 
@@ -36,9 +43,8 @@ def paper_config(kernel: AttentionKernel, shape: AttentionShape, limits: Compute
     """
     if shape.direction is not Direction.FORWARD or shape.seqlen_q < SMALLEST_BLOCK:
         return None
-    memory_elements = limits.shared_per_block_optin_bytes // shape.element_bytes
-    keys = -(-memory_elements // (4 * shape.head_dim))
-    block_m = _round_down(min(keys, shape.head_dim), kernel.parameters["block_m"])
+    rows, keys = paper_blocks(shape, limits)
+    block_m = _round_down(rows, kernel.parameters["block_m"])
     block_n = _round_down(keys, kernel.parameters["block_n"])
     if block_m is None or block_n is None:
         return None

@@ -133,6 +133,13 @@ def driver_version() -> str:
         return (nvml.driver_version() if nvml is not None else None) or ""
 
 
+def gpu_uuids() -> tuple[str, ...]:
+    """Return the UUIDs of all GPUs of the machine; none where NVML does not answer."""
+    with _open_nvml() as nvml:
+        found = [gpu.uuid for gpu in nvml.gpus()] if nvml is not None else []
+    return tuple(uuid for uuid in found if uuid is not None)
+
+
 @cache
 def power_limit_w(uuid: str | None) -> int:
     """Return the enforced power limit in watts of the GPU with this UUID; 0 when unknown, as for a slice of one."""

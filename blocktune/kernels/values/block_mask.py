@@ -140,6 +140,63 @@ class BlockMask:
         sizes = (1,) * (4 - active.dim()) + tuple(active.shape)
         return cls(block_q, block_k, active.reshape(sizes).expand(*sizes[:2], len(rows), columns.shape[1]).contiguous())
 
+    @classmethod
+    def butterfly(
+        cls, *, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int, device: torch.device | str | None = None
+    ) -> Self:
+        """Return the fixed butterfly pattern: a block sees itself and those whose numbers differ from its own in one
+        bit, so that log2(blocks) layers connect every pair (Dao et al., "Pixelated Butterfly", arXiv 2112.00029). Of
+        more query blocks than key blocks, or fewer, several share a number.
+
+        Raises:
+            UsageError: a length is not positive, or a block size breaks a rule.
+        """
+        _check_blocks(block_q, block_k)
+        blocks = -(-seqlen_q // block_q), -(-seqlen_k // block_k)
+
+        def sees(rows: Tensor, columns: Tensor) -> Tensor:
+            fewer = min(blocks)
+            differing = (rows * fewer // blocks[0]) ^ (columns * fewer // blocks[1])
+            return (differing & (differing - 1)) == 0
+
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "block_q": block_q, "block_k": block_k}
+        return cls.from_predicate(sees, **sizes, device=device)
+
+    @classmethod
+    def local_and_global(
+        cls,
+        *,
+        local: int,
+        global_tokens: int = 0,
+        seqlen_q: int,
+        seqlen_k: int,
+        block_q: int,
+        block_k: int,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Return the whole blocks around a band and its global tokens, as Longformer and BigBird have them.
+
+        Args:
+            local: a block is active if one of its pairs is at most this many tokens apart; the last query stands at the
+                last key.
+            global_tokens: how many first keys all queries see, and how many first queries see all keys.
+
+        Raises:
+            UsageError: a number of tokens is negative, a length is not positive, or a block size breaks a rule.
+        """
+        if local < 0 or global_tokens < 0:
+            raise UsageError(
+                f"Tokens must not be negative, but got (local={local}, global_tokens={global_tokens}). Give 0 for none."
+            )
+
+        def sees(rows: Tensor, columns: Tensor) -> Tensor:
+            query, key = rows * block_q + seqlen_k - seqlen_q, columns * block_k
+            gap = torch.maximum(key - (query + block_q - 1), query - (key + block_k - 1))
+            return (gap <= local) | (key < global_tokens) | (rows * block_q < global_tokens)
+
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "block_q": block_q, "block_k": block_k}
+        return cls.from_predicate(sees, **sizes, device=device)
+
     @property
     def density(self) -> float:
         """The share of active blocks, 0 to 1. Waits for the mask's device."""

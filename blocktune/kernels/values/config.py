@@ -109,6 +109,8 @@ class Origin(StrEnum):
     """Where a config comes from, best first. Always shown, never blurred."""
 
     MEASURED = "measured"
+    COMMUNITY = "community"
+    """Borrowed, and at least two contributed machines with this kind of GPU agree on it."""
     BORROWED = "borrowed"
     PREDICTED = "predicted"
     DEFAULT = "default"

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WORD_BITS = 32
-MAX_DRAFTS = 64
+MAX_DRAFTS = 256
+KERNEL_DRAFTS = 64
+"""Drafts whose bits kernels read. Of more, `tree_attention` computes the cache before them and the drafts apart."""
 
 
 def tree_words(parents: Sequence[int | None]) -> "Tensor":

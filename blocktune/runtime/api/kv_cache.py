@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from blocktune.kernels.values.errors import UsageError, require_type
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
-from blocktune.kernels.values.tree_mask import WORD_BITS
+from blocktune.kernels.values.tree_mask import KERNEL_DRAFTS, WORD_BITS
 from blocktune.runtime.api.cache.appending import append, append_in_one, capacity_of, new_rows, positions_from
 from blocktune.runtime.api.cache.checks import check_cache
 from blocktune.runtime.api.cache.descales import Descale, Descales, as_kernels_take, tensor_of
@@ -23,6 +23,7 @@ from blocktune.runtime.api.flash_arguments import (
     window_of,
     with_dense_rows,
 )
+from blocktune.runtime.api.wide_tree import wide_tree_attention
 from blocktune.runtime.dispatch.autograd import KernelCall
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.call_checks import (
@@ -212,6 +213,10 @@ def tree_attention(
     check_cache(query, k_pages, v_pages, table)
     asked = _call_options(query, k_pages, lengths, table, scale, causal=False)
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
+    if drafts > KERNEL_DRAFTS:
+        if not is_compiling():
+            dispatcher.check(query, keys, values, Call.of(tree_mask=tree_mask, **asked).over(query, keys))
+        return wide_tree_attention(query, k_pages, v_pages, tree_mask, asked, dispatcher)
     remember = None
     if table is block_table:
         remember = lambda fast_path, bound: fast_path.add(("tree_attention", scale), tensors, bound)  # noqa: E731

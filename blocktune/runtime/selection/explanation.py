@@ -32,7 +32,9 @@ def measured_reason(candidate: Candidate[Any, Any], noun: str) -> str:
     """Return how a candidate was measured, and for what: a `noun` such as "shape", or the nearest one."""
     other = candidate.tuned_for if candidate.rung is Rung.NEAREST else None
     subject = f"this {noun}" if other is None else other.label
-    return f"measured {_HOW[candidate.reuse or Reuse.EXACT]} for {subject}"
+    agreed = candidate.origin is Origin.COMMUNITY and candidate.reuse is Reuse.OTHER_COMPILER
+    how = "by several machines with this kind of GPU" if agreed else _HOW[candidate.reuse or Reuse.EXACT]
+    return f"measured {how} for {subject}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

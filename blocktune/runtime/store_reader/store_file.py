@@ -27,7 +27,7 @@ from blocktune.runtime.store_reader.store_views import DISPATCH, Row, Selection,
 
 logger = logging.getLogger("blocktune")
 
-NEWEST_SCHEMA = 8
+NEWEST_SCHEMA = 9
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
 _VERSION = re.compile("[0-9]{1,9}")

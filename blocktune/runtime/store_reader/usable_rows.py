@@ -34,6 +34,8 @@ def attention_config(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig 
         return None
     elif origin is Origin.BORROWED:
         reuse = Reuse.SAME_CAPABILITY  # stored without having been measured here
+    elif origin is Origin.COMMUNITY:
+        reuse = max(reuse, Reuse.OTHER_COMPILER, key=list(Reuse).index)  # agreed on, yet not measured here
     else:
         origin = origin_of(reuse)
     return TunedConfig(shape=shape, config=config, origin=origin, time_us=time_us_of(row["time_us"]), reuse=reuse)

@@ -14,15 +14,18 @@ in the comparison.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blocktune.db.records.records import Best, Regime
+import torch
+
+from blocktune.db.records.records import Best, Environment, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.registry import KERNELS, competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import FP8, SHORT_DTYPES, AttentionShape, Causal, Direction
@@ -41,6 +44,8 @@ from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.measure.telemetry import GpuMonitor
 
+BENCH_FORMAT, BENCH_SCHEMA = "blocktune-bench", 1
+
 
 def compare(
     shape: AttentionShape,
@@ -51,6 +56,7 @@ def compare(
     compiler: Compiler | None = None,
     standard: bool = False,
     flex: bool = False,
+    backends: Mapping[str, str] | None = None,
     seed: int = 0,
     clock: Clock | None = None,
     torch_device: str = "cuda",
@@ -66,6 +72,7 @@ def compare(
         compiler: compiles ahead for stock autotune, which takes part if this is given.
         standard: standard attention takes part, which needs memory for all scores.
         flex: PyTorch's FlexAttention takes part, which compiles for up to minutes.
+        backends: PyTorch's back ends that take part, as members of `SDPBackend` by name; None is `BACKENDS`.
         seed: of the inputs.
         clock: takes the times; None is a `CudaClock`.
         torch_device: where the tensors are.
@@ -85,7 +92,7 @@ def compare(
     if shape.dtype == FP8:
         sixteen = sixteen_bit_config(shape, device)
         line_up.invite(Entry(name=SIXTEEN_BITS, config=sixteen), partial(sixteen_bit_compute, shape, question, sixteen))
-    for name, backend in BACKENDS.items():
+    for name, backend in (BACKENDS if backends is None else backends).items():
         line_up.invite_torch(name, backend)
     for name, peer in FLASH_PEERS.items():
         line_up.invite(Entry(name=name), partial(peer.compute, shape, question))
@@ -106,6 +113,29 @@ def compare(
         seconds=time.monotonic() - started,
         load=load,
     )
+
+
+def bench_document(device: DeviceSpec, environment: Environment, regime: Regime) -> dict[str, Any]:
+    """Return a bench of this device, software and regime, as a file keeps it, without rows."""
+    number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    cudnn = number and f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return {
+        "schema": BENCH_SCHEMA,
+        "format": BENCH_FORMAT,
+        "device": replace(device, uuid=None).to_json(),
+        "environment": environment.to_json() | {"cudnn": cudnn, "peers": peer_versions()},
+        "regime": str(regime),
+        "kernels": sorted(KERNELS),
+        "created_at": "",
+        "commands": [],
+        "rows": [],
+    }
+
+
+def peer_versions() -> dict[str, str]:
+    """Return the versions of the peers that are packages of their own, by their names."""
+    versions = {name: peer.version for name, peer in FLASH_PEERS.items()}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def own_configs(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> dict[str, KernelConfig | None]:

@@ -22,8 +22,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compare.ladder_ideas import IDEAS, PAPER, PLAIN, PYTORCH, V2
-from blocktune.tuner.compare.ladder_presets import Preset, common_blocks, plain_config
+from blocktune.tuner.compare.ladder_ideas import IDEAS, PAPER, PLAIN, PYTORCH, TUNED, V2
+from blocktune.tuner.compare.ladder_presets import Preset, common_blocks, plain_config, tuned_by_model
 from blocktune.tuner.compare.ladder_steps import (
     LadderStep,
     bytes_of,
@@ -108,6 +108,9 @@ def climb(
     """
     if shape.features:
         raise UsageError(f"The ladder compares attention without features, but got {shape.label}. Leave them out.")
+    if preset is not None and clock is None:
+        able = [kernel for kernel in _kernels(TUNED, shape, preset) if kernel.unsupported(shape, device.limits) is None]
+        known = (tuned_by_model(able, preset, device, compiler), *known)
     ideas, torch_steps = IDEAS[shape.direction], pytorch_steps(shape.direction, measured=clock is not None)
     steps = [
         replace(_model_step(step, shape, device, compiler), idea=ideas[step.name])

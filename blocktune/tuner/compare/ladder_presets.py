@@ -3,15 +3,22 @@
 ladder = climb(preset.shape, device, compiler=farm, preset=preset)
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compare.ladder_ideas import PLAIN, V2
+from blocktune.tuner.candidates.space import SearchSpace
+from blocktune.tuner.compare.ladder_ideas import PLAIN, TUNED, V2
 from blocktune.tuner.compare.ladder_steps import kernels_of
+from blocktune.tuner.compile_server.background import Compiler
+from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.occupancy.calculator import occupancy
 
 COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1))
 """(block_m, block_n, num_warps, num_stages) that the plain steps share, best first; v1 has one stage in any case."""
@@ -25,7 +32,8 @@ class Preset:
     """A problem on a device.
 
     device: its name in the catalogue. blocks: (block_m, block_n, num_warps, num_stages) of the steps that share them.
-    kernels: of the steps that take another kernel than usual. teaches: what to look at.
+    kernels: of the steps that take other kernels than usual; those of `tuned` are tuned by the model. teaches: what to
+    look at.
     """
 
     device: str
@@ -43,12 +51,44 @@ PRESETS = {
             dtype="float32",
         ),
         blocks=(32, 32, 4, 1),
-        kernels={V2: ("flash_v2",)},
+        kernels={V2: ("flash_v2",), TUNED: ("flash_fwd", "flash_fwd_transposed")},
         teaches="v2 moves a small part of v1's bytes and fills the SMs with blocks, yet every load of a key waits for "
         "banks that its neighbours read: rows of 128 bytes begin in the same bank. Transposed keys end that.",
     ),
 }  # fmt: skip
 """By name."""
+
+
+MODEL_TRIES = 6
+"""Configs of a kernel that are compiled besides its default, where the model tunes."""
+
+
+def tuned_by_model(
+    kernels: Sequence[AttentionKernel], preset: Preset, device: DeviceSpec, compiler: Compiler
+) -> KernelConfig:
+    """Return the config of these kernels that the model expects to be the fastest: of their defaults, those with the
+    blocks of the other steps, and those that look fastest before they are compiled."""
+    shape = preset.shape
+    tried = [(kernel, config) for kernel in kernels for config in _promising(kernel, preset, device)]
+    results = [compiler.submit(kernel.name, config, shape, device.limits.cc) for kernel, config in tried]
+
+    def predicted_us(place: int) -> float:
+        kernel, config = tried[place]
+        code = results[place].result().code
+        fits = code is not None and occupancy(code.resources, device.limits).blocks_per_sm > 0
+        return predict_us(kernel, config, shape, device, code) if code is not None and fits else math.inf
+
+    return tried[min(range(len(tried)), key=predicted_us)][1]
+
+
+def _promising(kernel: AttentionKernel, preset: Preset, device: DeviceSpec) -> list[KernelConfig]:
+    """Return the default of a kernel, its config with the blocks of the other steps, and the best of its configs by
+    what is known before a compile."""
+    shape, limits = preset.shape, device.limits
+    named = kernel.default_config(shape, limits), plain_config(kernel, preset.blocks, shape, limits)
+    feasible = SearchSpace.build(shape, limits, [kernel]).feasible
+    ordered = sorted(feasible, key=lambda config: usefulness(kernel, config, shape, device))
+    return list(dict.fromkeys((*named, *ordered[:MODEL_TRIES])))
 
 
 def common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:

@@ -22,6 +22,9 @@ Compute = Callable[[Any, Any, Any], Any]
 BACKENDS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
 """PyTorch's back ends by the name that they have here; fa2 is FlashAttention-2."""
 
+ALL_BACKENDS = BACKENDS | {"efficient": "EFFICIENT_ATTENTION"}
+"""With the one that serves GPUs which FlashAttention-2 does not."""
+
 KNOWN_FEATURES = frozenset({"boolean", "additive", "deterministic"})
 """The features that scaled_dot_product_attention computes, or that ask nothing of who is only compared."""
 

@@ -40,6 +40,7 @@ from blocktune.tuner.occupancy.waves import Waves
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
 from blocktune.tuner.traffic.launches import Pass, Passes
+from blocktune.tuner.traffic.least import least_bytes
 from blocktune.tuner.traffic.model import Traffic, standard_memory_problem, standard_traffic, v1_traffic, v2_traffic
 
 if TYPE_CHECKING:
@@ -134,6 +135,11 @@ class Analysis:
         return next(name for name in ONCE if name in self.traffic)
 
     @property
+    def least_bytes(self) -> int:
+        """The fewest bytes of device memory that any algorithm moves."""
+        return least_bytes(self.shape)
+
+    @property
     def passes(self) -> tuple[Pass, ...]:
         """The kernel's launches, each reading once; empty if there is one only."""
         traffic = self.traffic[self.once]
@@ -175,6 +181,7 @@ class Analysis:
             "gives_advice": self.gives_advice,
             "missing_rates": list(self.missing_rates),
             "traffic": {name: traffic.to_json() for name, traffic in self.traffic.items()},
+            "least_bytes": self.least_bytes,
             "rooflines": {name: line.to_json() for name, line in self.rooflines.items()},
             "block_intensity": self.block_intensity,
             "density": self.density,

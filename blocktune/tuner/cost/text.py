@@ -126,8 +126,19 @@ def _memory(analysis: Analysis) -> list[str]:
             f"and below {line.ridge_point:,.0f} memory is the ceiling. So {bound} bounds it: at least "
             f"{line.least_us:,.1f} µs."
         )
-    lines += _passes(analysis) + _density(analysis) + _cache(analysis)
+    lines += [_distance(analysis), *_passes(analysis), *_density(analysis), *_cache(analysis)]
     return lines + ([analysis.standard_problem] if analysis.standard_problem else [])
+
+
+def _distance(analysis: Analysis) -> str:
+    """Return how far the config's bytes are from the fewest that any algorithm moves."""
+    least, counts = analysis.least_bytes, (analysis.traffic[analysis.once], analysis.traffic[analysis.uncached])
+    once, uncached = (f"{count.total_bytes / least:,.3g}" for count in counts)
+    times = f"{once} times" if once == uncached else f"{once} to {uncached} times"
+    return (
+        f"Inputs and outputs alone are {least / 1e6:,.1f} MB, which every algorithm moves (Proposition 3 of the "
+        f"FlashAttention paper); this config moves {times} as much, by how much L2 keeps."
+    )
 
 
 def _premise(analysis: Analysis) -> str:

@@ -18,10 +18,10 @@ def due_reason(best: Best, environment: Environment) -> str:
 
     Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
     """
-    if best.origin not in (Origin.MEASURED, Origin.BORROWED):
-        return ""
-    if best.origin is Origin.BORROWED:
+    if best.origin in (Origin.COMMUNITY, Origin.BORROWED):
         return "it came from elsewhere"
+    if best.origin is not Origin.MEASURED:
+        return ""
     if not is_live(best):
         return f"the source of {best.config.kernel} has changed"
     names = ("triton", "ptxas", "driver", "torch", "cuda", "protocol", "power_limit_w")

@@ -102,9 +102,11 @@ def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled)
     rule = data["paper"]
     assert (rule["config"]["kernel"], rule["config"]["block_m"], rule["config"]["block_n"]) == ("flash_fwd", 64, 128)
     assert rule["predicted_us"] > 0
-    assert (rule["measured_us"], rule["problem"]) == (None, "")
+    assert (rule["measured_us"], rule["problem"], rule["formula"]) == (None, "", {"br": 64, "bc": 454})
     assert len(compiled) == 2
-    assert f"The FlashAttention paper's heuristic gives {compiled[1]}: predicted " in tune(*words).stdout
+    said = tune(*words).stdout
+    assert f"The FlashAttention paper's heuristic gives {compiled[1]}: predicted " in said
+    assert "Bc = 454; the kernel has block_m = 64 and block_n = 128, so that 4 tiles take the place of one." in said
     itself = tune(*words, "--block-m", 64, "--block-n", 128, "--warps", 4, "--stages", 1, "--json")
     assert json.loads(itself.stdout)["paper"] is None
     backward = tune(*EXPLAIN, "--direction", "backward", "--json")
@@ -118,7 +120,7 @@ def test_the_paper_s_rule_keeps_the_time_that_the_finals_took(tune, winner, comp
     tune.store(winner(config=config, kernel_hash=kernel.source_hash, paper_time_us=901.25))
     result = tune(*EXPLAIN, "--json")
     assert json.loads(result.stdout)["paper"]["measured_us"] == 901.25
-    assert tune(*EXPLAIN).stdout.endswith("measured 901.2 µs.\n")
+    assert "measured 901.2 µs. Its formula gives Br = 64" in tune(*EXPLAIN).stdout
 
 
 def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,8 @@ def test_a_preset_has_a_shape_a_device_blocks_and_kernels_of_its_own(tune) -> No
     for name in ("v1", "v2", "padded", "transposed"):
         assert (steps[name]["config"]["block_m"], steps[name]["config"]["block_n"]) == (32, 32)
     assert steps["v2"]["grid_blocks"] == 20_480
+    times = {name: step["predicted_us"] for name, step in steps.items() if step["predicted_us"] is not None}
+    assert times["tuned"] == min(times.values()), "the model tuned it over the kernels of the other steps"
     assert data["shipped"] is None
 
 

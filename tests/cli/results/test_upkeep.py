@@ -306,7 +306,16 @@ def test_the_page_about_the_store_shows_commands_that_exist() -> None:
     text = (Path(__file__).parents[3] / "docs" / "guide" / "results.md").read_text()
     commands = typer.main.get_command(app).commands
     lines = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("tune ")]
-    assert {words[1] for words in lines} == {"merge", "diff", "freeze", "verify", "gc", "buckets", "doctor"}
+    assert {words[1] for words in lines} == {
+        "merge",
+        "diff",
+        "freeze",
+        "verify",
+        "gc",
+        "buckets",
+        "doctor",
+        "contribute",
+    }
     for words in lines:
         known = {name for parameter in commands[words[1]].params for name in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, words

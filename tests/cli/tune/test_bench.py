@@ -104,7 +104,7 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
 def test_all_peers_have_lines_and_versions(tune, fake: FakeCompare, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.further = (entry("fa3", 125.0), entry("fa4", 150.0))
     versions = {"fa3": "fa3-fwd 0.0.3", "fa4": "flash-attn-4 4.0.0b36"}
-    monkeypatch.setattr("blocktune.cli.tune.bench_file._peers", lambda: versions)
+    monkeypatch.setattr("blocktune.tuner.compare.compare.peer_versions", lambda: versions)
     lines = tune("bench", "--seq", 512, "--dim", 64).stdout.splitlines()
     assert lines[0].startswith("NVIDIA H200 with triton 3.6.0, torch 2.13, cudnn ")
     assert lines[0].endswith(", driver 580, fa3-fwd 0.0.3, flash-attn-4 4.0.0b36")

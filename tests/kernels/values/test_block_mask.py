@@ -69,6 +69,50 @@ def test_a_predicate_of_keys_alone_serves_all_rows_and_heads_come_in_front() -> 
     assert torch.equal(mask.mask.sum(1), torch.ones(1, 4, 5, dtype=torch.int64))
 
 
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(512, 512), (500, 512), (256, 512), (512, 200), (16, 300)])
+def test_a_butterfly_connects_every_pair_in_few_layers(seqlen_q: int, seqlen_k: int) -> None:
+    mask = BlockMask.butterfly(seqlen_q=seqlen_q, seqlen_k=seqlen_k, block_q=32, block_k=32).mask[0, 0]
+    rows, columns = mask.shape
+    for row in range(rows):
+        for column in range(columns):
+            fewer = min(rows, columns)
+            differing = (row * fewer // rows) ^ (column * fewer // columns)
+            assert bool(mask[row, column]) == (differing.bit_count() <= 1)
+    if rows == columns:
+        step, reached = mask.float(), torch.eye(rows)
+        for _ in range((rows - 1).bit_length()):
+            reached = reached @ step
+        assert (reached > 0).all()
+        assert mask.sum() == rows * (1 + rows.bit_length() - 1)
+
+
+@pytest.mark.parametrize(("block_q", "block_k"), [(16, 16), (64, 16), (16, 64)])
+@pytest.mark.parametrize(("local", "global_tokens"), [(0, 0), (1, 0), (40, 0), (40, 17), (5, 200)])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(128, 128), (100, 150), (150, 100)])
+def test_local_and_global_blocks_are_those_with_such_a_pair(
+    block_q: int, block_k: int, local: int, global_tokens: int, seqlen_q: int, seqlen_k: int
+) -> None:
+    sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "block_q": block_q, "block_k": block_k}
+    found = BlockMask.local_and_global(local=local, global_tokens=global_tokens, **sizes).mask[0, 0]
+    whole_q, whole_k = found.shape[0] * block_q, found.shape[1] * block_k
+    query, key = torch.arange(whole_q)[:, None], torch.arange(whole_k)[None, :]
+    near = (query + seqlen_k - seqlen_q - key).abs() <= local
+    pairs = near | (key < global_tokens) | (query < global_tokens)
+    blocks = pairs.reshape(found.shape[0], block_q, found.shape[1], block_k).any(3).any(1)
+    assert torch.equal(found, blocks)
+
+
+def test_patterns_refuse_what_other_masks_refuse() -> None:
+    sizes = {"seqlen_q": 64, "seqlen_k": 64, "block_q": 32, "block_k": 32}
+    with pytest.raises(UsageError, match="must not be negative"):
+        BlockMask.local_and_global(local=-1, **sizes)
+    for wrong in ({"block_q": 0}, {"block_k": 24}, {"seqlen_q": 0}):
+        with pytest.raises(UsageError):
+            BlockMask.butterfly(**sizes | wrong)
+        with pytest.raises(UsageError):
+            BlockMask.local_and_global(local=0, **sizes | wrong)
+
+
 @pytest.mark.parametrize("name", ["rows", "columns"])
 def test_lists_name_the_active_blocks_in_order(name: str) -> None:
     mask = BlockMask(64, 64, torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(2)) < 0.4)

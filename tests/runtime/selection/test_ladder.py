@@ -166,3 +166,11 @@ def test_a_shape_that_no_kernel_computes_has_no_candidate() -> None:
     wide = shape_like(head_dim=256)
     assert offered([], wide) == []
     assert steps([], wide)[-1] == Rejection(Rung.DEFAULT, "no kernel computes this shape on this device")
+
+
+def test_what_several_machines_agree_on_is_taken_as_such_and_never_as_measured_here() -> None:
+    row = tuned(SHAPE, config(64, 4), Origin.COMMUNITY, Reuse.OTHER_COMPILER)
+    first = next(step for step in steps([row]) if isinstance(step, Candidate))
+    explained = explain_candidate(first, SHAPE)
+    assert (first.rung, first.origin, explained.is_measured_here) == (Rung.OTHER_COMPILER, Origin.COMMUNITY, False)
+    assert "measured by several machines with this kind of GPU for this shape" in explained.reason
