@@ -19,7 +19,7 @@ from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal, Direction
 from blocktune.runtime.selection.correction import measured_elsewhere, shipped_correction
 from blocktune.runtime.selection.near_shapes import distance
 from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
@@ -40,12 +40,15 @@ MIN_SHAPES = 3
 MAX_SCORES_BYTES = 1 << 30
 """Memory that PyTorch may take for the scores of a call of which it has no fused kernel."""
 
+FEW_QUERIES = 32
+"""Of a forward with more keys than these: calls with fewer are decoding's."""
+
 WIDTH_WEIGHT = 6.0
 """Doublings of distance that one doubling of a head dimension counts as: it decides which tiles fit."""
 
 CAUTION = 0.5
-"""Spreads by which our kernel must be expected to be faster. By leave-one-out over 1,216 calls 18 calls of ours are
-slower then, for 28 without caution and `MAX_RATIO` allowed, and the mean over PyTorch falls by 0.1 %."""
+"""Spreads by which our kernel must be expected to be faster. By leave-one-out over 1,899 calls 27 calls of ours are
+slower then, for 36 without caution and `MAX_RATIO` allowed, and the mean over PyTorch falls by 0.5 %."""
 
 PYTORCHS_FEATURES = frozenset({str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "deterministic"})
 """Features that PyTorch has kernels for. Dropped pairs are its own: a call with dropout stays where it is."""
@@ -110,7 +113,8 @@ def reason_for_pytorch(shape: AttentionShape, device_key: str) -> str | None:
     if shipped_correction(device_key) is None:
         reason = "no kernel was measured on such a device, so PyTorch's choice serves until `tune run` stores a result"
         return reason if is_fused else None
-    rival = shipped_rival(device_key)
+    few_queries = _has_few_queries(shape.direction, shape.seqlen_q, shape.seqlen_k)
+    rival = shipped_rival(device_key, shape.direction, shape.element_bytes, few_queries)
     outlook = None if rival is None else rival.outlook(shape)
     if outlook is None or not outlook.is_slower:
         return None
@@ -126,12 +130,22 @@ def rival_on(device: DeviceSpec) -> Callable[[AttentionShape], str | None]:
 
 
 @cache
-def shipped_rival(device_key: str) -> PytorchRival | None:
-    """Return what ships for a device, or for the one whose correction it takes; None without such a file.
+def shipped_rival(device_key: str, direction: Direction, element_bytes: int, few_queries: bool) -> PytorchRival | None:
+    """Return what ships of such calls for a device, or for the one whose correction it takes; None without such a file.
 
     Raises:
         UsageError: the file is broken.
     """
+    wanted = direction, element_bytes, few_queries
+    records = _shipped_records(device_key)
+    if records is None:
+        return None
+    near = (record for record in records if _kind_of(record["shape"]) == wanted)  # to read a shape takes 25 us
+    return PytorchRival(duel for record in near if (duel := _duel_of(record)) is not None)
+
+
+@cache
+def _shipped_records(device_key: str) -> list[Mapping[str, Any]] | None:
     name = measured_elsewhere(device_key) or device_key.split("|")[0]
     entry = resources.files(SHIPPED_RESULTS) / f"{name.removeprefix('nvidia ').split()[0]}{SUFFIX}"
     if not entry.is_file():
@@ -139,7 +153,14 @@ def shipped_rival(device_key: str) -> PytorchRival | None:
     document = json.loads(read_resource(entry))
     if document.get("format") != FORMAT:
         raise UsageError(f"{entry.name} must have the format {FORMAT!r}, but got {document.get('format')!r:.80}.")
-    return PytorchRival(duel for record in document["cases"] if (duel := _duel_of(record)) is not None)
+    records: list[Mapping[str, Any]] = document["cases"]
+    return records
+
+
+def _kind_of(shape: Mapping[str, Any]) -> tuple[str, int, bool]:
+    """Return direction, element bytes and whether queries are few, of a shape as `to_json` wrote it."""
+    direction, seqlen_q, seqlen_k = shape["direction"], shape["seqlen_q"], shape["seqlen_k"]
+    return direction, ELEMENT_BYTES[shape["dtype"]], _has_few_queries(direction, seqlen_q, seqlen_k)
 
 
 def _duel_of(record: Mapping[str, Any]) -> PyTorchDuel | None:
@@ -161,9 +182,13 @@ def _is_fused(shape: AttentionShape) -> bool:
 
 def _class_of(shape: AttentionShape) -> tuple[Any, ...]:
     """Return what must agree for one shape to say something of another."""
-    few_queries = shape.direction is Direction.FORWARD and shape.seqlen_q < min(shape.seqlen_k, 32)
+    few_queries = _has_few_queries(shape.direction, shape.seqlen_q, shape.seqlen_k)
     mask = MaskKind.NONE if shape.dtype == "float32" else shape.features.mask  # the products bound float32
     return shape.direction, shape.element_bytes, mask, few_queries
+
+
+def _has_few_queries(direction: str, seqlen_q: int, seqlen_k: int) -> bool:
+    return direction == Direction.FORWARD and seqlen_q < min(seqlen_k, FEW_QUERIES)
 
 
 def _distance(measured: AttentionShape, shape: AttentionShape) -> float:

@@ -94,7 +94,7 @@ def test_on_a_device_without_measurements_pytorch_serves_what_it_computes() -> N
 
 
 def test_what_ships_for_an_h200_gives_wide_float32_to_pytorch_and_keeps_16_bits() -> None:
-    assert shipped_rival(H200.key) is not None
+    assert shipped_rival(H200.key, Direction.FORWARD, 2, False) is not None
     wide = replace(ROUND, dtype="float32", head_dim=160, head_dim_v=160, direction=Direction.BACKWARD)
     assert "may be faster" in str(reason_for_pytorch(wide, H200.key))
     for direction in Direction:
