@@ -1,0 +1,143 @@
+"""Every config of the kernels that a function launches, compiled for devices that need not be here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.hardware.device import DeviceSpec, device_of
+from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile.compiler import compiled_code
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
+from blocktune.tuner.dry_run.config_table import NO_TIME, ConfigTable, rows_of
+from blocktune.tuner.dry_run.recorder import RecordedConfig, RecordedLaunch, recorded_launches
+from blocktune.tuner.offline.counts import counts_in
+from blocktune.tuner.offline.specialization import object_named
+from blocktune.tuner.profile.instruction_mix import InstructionMix
+from blocktune.tuner.profile.machine_code import disassemble
+from blocktune.tuner.subject.costs import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineReport:
+    """What the kernels of a program take on a device: a table for each kind of launch."""
+
+    tables: tuple[ConfigTable, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"tables": [table.to_json() for table in self.tables]}
+
+    def __str__(self) -> str:
+        """Return the tables as text."""
+        return "\n\n".join([*map(str, self.tables), NO_TIME])
+
+    def __repr__(self) -> str:
+        """Return the tables as text, as `print` shows them."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the tables for a notebook."""
+        return "".join([*(table._repr_html_() for table in self.tables), f"<p>{NO_TIME}</p>"])
+
+
+def explain(call: Callable[[], object] | str, *, device: DeviceSpec | str) -> OfflineReport:
+    """Return what every config of the Triton kernels that a function launches takes on a device. Nothing is launched.
+
+    The function finds the device, and its tensors there, which are on the CPU; of those that it makes on `meta`, no
+    memory is taken. What kernels would have computed is zeros.
+
+    Args:
+        call: the function, which takes no arguments, or its name, `module:function`.
+        device: a DeviceSpec or a name, as `tune devices` lists them; it need not be here.
+
+    Raises:
+        UnknownDeviceError: no device has this name.
+        UsageError: there is no such function, it raises an error, or it launches no kernel.
+    """
+    spec = device_of(device)
+    launches = recorded_launches(_step(call), spec)
+    if not launches:
+        raise UsageError(
+            f"The function must launch Triton kernels, but {call if isinstance(call, str) else call!r} launches none "
+            f"on {spec.name}. Call a public function of the library on tensors of `cuda`."
+        )
+    ahead = CompileAhead(found=spec)
+    try:
+        ended = _compiled(ahead, launches, spec.limits.cc)
+    finally:
+        ahead.close()
+    return OfflineReport(
+        tuple(_table(launch, found, spec) for launch, found in zip(launches, ended, strict=True))
+    )
+
+
+def _step(call: Callable[[], object] | str) -> Callable[[], object]:
+    """Return what is run. A name is imported with the GPU in place, as libraries look for one when they are imported."""
+    if not isinstance(call, str):
+        return call
+
+    def step() -> object:
+        found = object_named(call)
+        return found()
+
+    return step
+
+
+def _compiled(
+    ahead: CompileAhead, launches: Sequence[RecordedLaunch], cc: tuple[int, int]
+) -> list[dict[LaunchConfig, Compiled]]:
+    """Return how the compiles of each launch's configs ended; all are under way at once."""
+
+    def begun(kernel: str, recorded: RecordedConfig) -> Callable[[], Compiled]:
+        if recorded.specialization is None:
+            refused = Compiled(outcome=Outcome.COMPILE_ERROR, error=recorded.problem)
+            return lambda: refused
+        return ahead.begin(kernel, recorded.specialization, cc)
+
+    waiting = [
+        {config: begun(launch.kernel, recorded) for config, recorded in launch.configs.items()} for launch in launches
+    ]
+    with ThreadPoolExecutor(ahead.workers, "blocktune-compile") as threads:
+        ended = [
+            {config: threads.submit(wait) for config, wait in waits.items()} for waits in waiting
+        ]
+        return [{config: future.result() for config, future in futures.items()} for futures in ended]
+
+
+def _table(launch: RecordedLaunch, compiled: Mapping[LaunchConfig, Compiled], device: DeviceSpec) -> ConfigTable:
+    """Return the table of a launch."""
+    cc = device.limits.cc
+    specs = {
+        config: recorded.specialization.spec
+        for config, recorded in launch.configs.items()
+        if recorded.specialization is not None and compiled[config].outcome is Outcome.OK
+    }
+    programs = {config: recorded.programs for config, recorded in launch.configs.items()}
+    costs = {config: found for config, spec in specs.items() if (found := _costs(spec, programs[config], cc))}
+    rows = rows_of(compiled, device, programs, costs)
+    table = ConfigTable(kernel=launch.kernel, label=launch.label, device=device, rows=rows, listed=launch.listed)
+    first = table.ranked[0].config
+    mix = _mix(specs[first], cc) if first in specs else None
+    return ConfigTable(
+        kernel=launch.kernel, label=launch.label, device=device, rows=rows, listed=launch.listed, mix=mix
+    )
+
+
+def _costs(spec: CompileSpec, programs: int | None, cc: tuple[int, int]) -> Costs | None:
+    """Return the bytes and products of a launch, where its code tells them."""
+    compiled = compiled_code(spec, cc)
+    counts = counts_in(compiled.asm["ptx"], compiled.metadata.num_warps)
+    if counts is None or programs is None:
+        return None
+    return Costs(bytes=counts.bytes * programs, flops=counts.flops * programs, source="its compiled code")
+
+
+def _mix(spec: CompileSpec, cc: tuple[int, int]) -> InstructionMix:
+    """Return the instructions of compiled code."""
+    from triton import knobs
+
+    return InstructionMix.of(disassemble(compiled_code(spec, cc).asm["cubin"], knobs.nvidia.nvdisasm.path))
