@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blocktune.db.records.records import Outcome
@@ -65,14 +65,17 @@ def explain(call: Callable[[], object] | str, *, device: DeviceSpec | str) -> Of
             f"The function must launch Triton kernels, but {call if isinstance(call, str) else call!r} launches none "
             f"on {spec.name}. Call a public function of the library on tensors of `cuda`."
         )
-    ahead = CompileAhead(found=spec)
+    return OfflineReport(tables_of(launches, spec))
+
+
+def tables_of(launches: Sequence[RecordedLaunch], device: DeviceSpec) -> tuple[ConfigTable, ...]:
+    """Return the table of each launch, all of whose configs are compiled for a device."""
+    ahead = CompileAhead(found=device)
     try:
-        ended = _compiled(ahead, launches, spec.limits.cc)
+        ended = _compiled(ahead, launches, device.limits.cc)
     finally:
         ahead.close()
-    return OfflineReport(
-        tuple(_table(launch, found, spec) for launch, found in zip(launches, ended, strict=True))
-    )
+    return tuple(_table(launch, compiled, device) for launch, compiled in zip(launches, ended, strict=True))
 
 
 def _step(call: Callable[[], object] | str) -> Callable[[], object]:
@@ -102,9 +105,7 @@ def _compiled(
         {config: begun(launch.kernel, recorded) for config, recorded in launch.configs.items()} for launch in launches
     ]
     with ThreadPoolExecutor(ahead.workers, "blocktune-compile") as threads:
-        ended = [
-            {config: threads.submit(wait) for config, wait in waits.items()} for waits in waiting
-        ]
+        ended = [{config: threads.submit(wait) for config, wait in waits.items()} for waits in waiting]
         return [{config: future.result() for config, future in futures.items()} for futures in ended]
 
 
@@ -121,10 +122,7 @@ def _table(launch: RecordedLaunch, compiled: Mapping[LaunchConfig, Compiled], de
     rows = rows_of(compiled, device, programs, costs)
     table = ConfigTable(kernel=launch.kernel, label=launch.label, device=device, rows=rows, listed=launch.listed)
     first = table.ranked[0].config
-    mix = _mix(specs[first], cc) if first in specs else None
-    return ConfigTable(
-        kernel=launch.kernel, label=launch.label, device=device, rows=rows, listed=launch.listed, mix=mix
-    )
+    return replace(table, mix=_mix(specs[first], cc)) if first in specs else table
 
 
 def _costs(spec: CompileSpec, programs: int | None, cc: tuple[int, int]) -> Costs | None:

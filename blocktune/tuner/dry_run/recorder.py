@@ -18,12 +18,17 @@ from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.text import counted
-from blocktune.runtime.autotuned.call import AutotunedCall, grid_arguments
+from blocktune.runtime.autotuned.call import (
+    AutotunedCall,
+    by_stored_form,
+    grid_arguments,
+    jitted_function,
+    pruned_configs,
+)
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter
 from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem, launch_config
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.tuner.drop_in.decide import decide
 from blocktune.tuner.offline.specialization import Specialization, specialization_from
 from blocktune.tuner.offline.stand_in import stand_in
 
@@ -85,7 +90,6 @@ class LaunchRecorder:
     def __init__(self, cc: tuple[int, int]) -> None:
         self.launches: list[RecordedLaunch] = []
         self._cc = cc
-        self._kernels: dict[int, TunedKernel] = {}
         self._kinds, self._seen = set[tuple[str, LaunchProblem]](), set[tuple[int, object]]()
         self._now = _Launch(is_listed=False)
         self._functions: dict[int, Any] = {}
@@ -163,18 +167,13 @@ class LaunchRecorder:
 
     def _options(self, tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a launch gets of a tuner, whose list is noted where the kind of call is new."""
-        kernel = self._kernels.get(id(tuner))
-        if kernel is None:
-            kernel = self._kernels[id(tuner)] = TunedKernel(tuner, Settings(), decide)
-        call = kernel.call_of(args, kwargs)
-        kind = (kernel.name, call.problem)
+        call = _call_of(tuner, args, kwargs)
+        kind = (call.name, call.problem)
         if kind not in self._kinds:
             self._kinds.add(kind)
             configs = {config: self._listed(call, config) for config in call.configs}
             self.launches.append(
-                RecordedLaunch(
-                    kernel=kernel.name, label=call.problem.label, listed=len(tuner.configs), configs=configs
-                )
+                RecordedLaunch(kernel=call.name, label=call.problem.label, listed=len(tuner.configs), configs=configs)
             )
         chosen = tuner.best_config = call.launched(call.default)
         if chosen.pre_hook is not None:
@@ -203,11 +202,35 @@ class LaunchRecorder:
     ) -> None:
         """Note a launch of a kernel without a list, as it is."""
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
-        params = [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in function.params]
         config = launch_config(name, _config_of(function, spec))
         recorded = RecordedConfig(specialization_from(name, config, spec, self._cc), programs)
-        label = CallKey(params, (), {}).problem(args, kwargs).label
+        label = CallKey(_parameters(function), (), {}).problem(args, kwargs).label
         self.launches.append(RecordedLaunch(kernel=name, label=label, listed=0, configs={config: recorded}))
+
+
+def _call_of(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotunedCall:
+    """Return a call of a tuner, whatever class of Triton's it is, with the configs that its pruning leaves."""
+    function, named = jitted_function(tuner.fn), tuner.nargs if hasattr(tuner, "nargs") else None
+    name = f"{function.fn.__module__}:{function.fn.__qualname__}"
+    configs = pruned_configs(tuner, args, kwargs)
+    tuner.nargs = named  # which a `run` of its own may still read
+    has_hooks = any(config.pre_hook is not None for config in tuner.configs)
+    key = CallKey(_parameters(function), tuner.keys, {}, sets_blocks=has_hooks)
+    return AutotunedCall(
+        tuner=tuner,
+        function=function,
+        name=name,
+        source_hash="",
+        problem=key.problem(args, kwargs),
+        configs=by_stored_form(name, configs),
+        args=args,
+        kwargs=kwargs,
+        settings=Settings(),
+    )
+
+
+def _parameters(function: Any) -> list[Parameter]:
+    return [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in function.params]
 
 
 def _config_of(function: Any, spec: CompileSpec) -> Config:

@@ -1,0 +1,182 @@
+"""Whether `blocktune.offline.explain` tells of a kernel what Triton itself compiles for its launch, for packages' kernels.
+
+python -m tools.libraries.offline_check FOLDER [PACKAGE ...] [--devices h200,a100] [--out results/offline.table.json]
+
+FOLDER has a folder for each package, `pip install --target FOLDER/NAME --no-deps NAME`, and `deps` for what they need.
+Each package has a process of its own for each device, which calls the functions of public_calls.py twice: once as
+`explain` does, and once with Triton's own tuner and compiler, on a GPU that stands in and launches nothing. A kernel is
+exact if the code that Triton launches is a row of its table, with the same registers, spills and shared memory.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import distributions, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
+from blocktune.tuner.compile.compiler import resources_of
+from blocktune.tuner.dry_run.config_table import ConfigTable, Flaw
+from blocktune.tuner.dry_run.explain import tables_of
+from blocktune.tuner.dry_run.recorder import RecordedLaunch, recorded_launches
+from blocktune.tuner.measure.environment import source_commit
+from blocktune.tuner.offline.stand_in import stand_in
+from tools.libraries.public_calls import CALLS
+
+COLUMNS = ("package", "device", "functions", "kernels", "exact", "configs", "do not fit", "spill", "code of another")
+
+Taken = tuple[int, int, int]
+"""Registers, spilled bytes and shared bytes."""
+
+
+@dataclass(slots=True)
+class PackageRecord:
+    """What was found of a package on a device. kernels: those launched, by name, and whether all launches are exact."""
+
+    package: str
+    device: str
+    functions: int
+    kernels: dict[str, bool] = field(default_factory=dict)
+    configs: int = 0
+    flaws: dict[str, int] = field(default_factory=lambda: dict.fromkeys(map(str, Flaw), 0))
+    problems: list[str] = field(default_factory=list)
+
+    def cells(self) -> list[str]:
+        """Return the row of a table."""
+        exact = sum(self.kernels.values())
+        counts = (self.functions, len(self.kernels), exact, self.configs, *(self.flaws[str(flaw)] for flaw in ORDER))
+        return [self.package, self.device, *(f"{count:,}" for count in counts)]
+
+
+ORDER = (Flaw.UNFIT, Flaw.SPILLS, Flaw.DUPLICATES)
+
+
+@contextmanager
+def compiled_launches() -> Iterator[list[tuple[str, Any]]]:
+    """Give the kernels that Triton compiles and launches meanwhile, by name."""
+    found: list[tuple[str, Any]] = []
+    stock = JITFunction.run
+
+    def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = stock(function, *args, **kwargs)
+        found.append((f"{function.fn.__module__}:{function.fn.__qualname__}", compiled))
+        return compiled
+
+    JITFunction.run = run
+    try:
+        yield found
+    finally:
+        JITFunction.run = stock
+
+
+def launched_by_triton(call: Callable[[], object], device: DeviceSpec) -> dict[tuple[str, str], Taken]:
+    """Return what the kernels of a function take that Triton compiles itself, by name and key of the code."""
+    with stand_in(device), compiled_launches() as found:
+        call()
+        return {(name, compiled.hash): _taken(resources_of(compiled)) for name, compiled in found}
+
+
+def _taken(resources: Any) -> Taken:
+    return resources.registers, resources.spill_bytes, resources.shared_bytes
+
+
+def told(launches: Sequence[RecordedLaunch], tables: Sequence[ConfigTable]) -> dict[tuple[str, str], Taken]:
+    """Return what the tables tell of each config, by name and key of the code."""
+    found = {}
+    for launch, table in zip(launches, tables, strict=True):
+        for (config, recorded), row in zip(launch.configs.items(), table.rows, strict=True):
+            assert row.config == config
+            if recorded.specialization is not None and row.resources is not None:
+                found[launch.kernel, recorded.specialization.key] = _taken(row.resources)
+    return found
+
+
+def check(folder: Path, package: str, device_name: str) -> PackageRecord:
+    """Return what is found of a package's functions on a device."""
+    sys.path[:0] = [str(folder / package), str(folder / "deps")]
+    device, calls = device_named(device_name), CALLS[package]
+    record = PackageRecord(package, device.name, len(calls))
+    for call in calls:
+        try:
+            _check_call(record, call, device)
+        except Exception as error:  # a package's own, which is told
+            record.problems.append(f"{call.__name__}: {type(error).__name__}: {error!s:.300}")
+    return record
+
+
+def _check_call(record: PackageRecord, call: Callable[[], object], device: DeviceSpec) -> None:
+    launches = recorded_launches(call, device)
+    tables = tables_of(launches, device)
+    ours, theirs = told(launches, tables), launched_by_triton(call, device)
+    for (name, key), taken in theirs.items():
+        same = ours.get((name, key)) == taken
+        record.kernels[name] = record.kernels.get(name, True) and same
+        if not same:
+            record.problems.append(f"{name}: launched {taken}, told {ours.get((name, key), 'another program')}")
+    record.configs += sum(len(table.rows) for table in tables)
+    for flaw in Flaw:
+        record.flaws[str(flaw)] += sum(flaw in row.flaws for table in tables for row in table.rows)
+
+
+def document(records: Sequence[PackageRecord], packages: dict[str, str]) -> dict[str, Any]:
+    """Return the table of all packages."""
+    kernels = sum(len(record.kernels) for record in records)
+    exact = sum(sum(record.kernels.values()) for record in records)
+    return {
+        "format": "blocktune-table",
+        "schema": 1,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(),
+        "device": "Compiled without a GPU",
+        "environment": {"triton": version("triton"), "torch": version("torch")} | packages,
+        "how": (
+            f"`python -m tools.libraries.offline_check`: kernels that public functions launch, {exact} of {kernels} exact. "
+            "A kernel is exact if what Triton's own tuner and compiler launch, on a GPU that stands in, is a row of its "
+            "table with the same cache key, registers, spills and shared memory."
+        ),
+        "columns": list(COLUMNS),
+        "rows": [record.cells() for record in records],
+    }
+
+
+def versions_in(folder: Path) -> dict[str, str]:
+    """Return the versions of the packages of a folder."""
+    found = {}
+    for package in CALLS:
+        found |= {each.name.lower(): each.version for each in distributions(path=[str(folder / package)])}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the packages, print their records, and return 1 where a kernel is not exact or a function fails."""
+    parser = argparse.ArgumentParser(description="Offline tables next to what Triton compiles")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE")
+    parser.add_argument("--devices", default="h200")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(arguments)
+    records = []
+    for package in given.packages or [name for name in CALLS if (given.folder / name).exists()]:
+        for device in given.devices.split(","):
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+                record = processes.submit(check, given.folder, package, device).result()
+            records.append(record)
+            sys.stdout.write("  ".join([*record.cells(), *record.problems]) + "\n")
+            sys.stdout.flush()
+    if given.out is not None:
+        text = json.dumps(document(records, versions_in(given.folder)), indent=1, sort_keys=True)
+        given.out.write_text(text + "\n")
+    return int(any(record.problems for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
