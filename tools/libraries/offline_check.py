@@ -1,4 +1,4 @@
-"""Whether `blocktune.offline.explain` tells of a kernel what Triton itself compiles for its launch, for packages' kernels.
+"""Whether `blocktune.offline.explain` tells of packages' kernels what Triton itself compiles for their launches.
 
 python -m tools.libraries.offline_check FOLDER [PACKAGE ...] [--devices h200,a100] [--out results/offline.table.json]
 
@@ -25,9 +25,10 @@ from triton.runtime.jit import JITFunction
 
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.compile.compiler import resources_of
-from blocktune.tuner.dry_run.config_table import ConfigTable, Flaw
-from blocktune.tuner.dry_run.explain import tables_of
-from blocktune.tuner.dry_run.recorder import RecordedLaunch, recorded_launches
+from blocktune.tuner.dry_run.config_row import Flaw
+from blocktune.tuner.dry_run.config_table import OfflineTable
+from blocktune.tuner.dry_run.explain import CompileTarget, tables_of
+from blocktune.tuner.dry_run.recorder import DryLaunch, dry_launches
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.offline.stand_in import stand_in
 from tools.libraries.public_calls import CALLS
@@ -89,7 +90,7 @@ def _taken(resources: Any) -> Taken:
     return resources.registers, resources.spill_bytes, resources.shared_bytes
 
 
-def told(launches: Sequence[RecordedLaunch], tables: Sequence[ConfigTable]) -> dict[tuple[str, str], Taken]:
+def told(launches: Sequence[DryLaunch], tables: Sequence[OfflineTable]) -> dict[tuple[str, str], Taken]:
     """Return what the tables tell of each config, by name and key of the code."""
     found = {}
     for launch, table in zip(launches, tables, strict=True):
@@ -114,8 +115,8 @@ def check(folder: Path, package: str, device_name: str) -> PackageRecord:
 
 
 def _check_call(record: PackageRecord, call: Callable[[], object], device: DeviceSpec) -> None:
-    launches = recorded_launches(call, device)
-    tables = tables_of(launches, device)
+    launches = dry_launches(call, device)
+    tables = tables_of(launches, CompileTarget(device.limits, device), device)
     ours, theirs = told(launches, tables), launched_by_triton(call, device)
     for (name, key), taken in theirs.items():
         same = ours.get((name, key)) == taken
@@ -139,9 +140,9 @@ def document(records: Sequence[PackageRecord], packages: dict[str, str]) -> dict
         "device": "Compiled without a GPU",
         "environment": {"triton": version("triton"), "torch": version("torch")} | packages,
         "how": (
-            f"`python -m tools.libraries.offline_check`: kernels that public functions launch, {exact} of {kernels} exact. "
-            "A kernel is exact if what Triton's own tuner and compiler launch, on a GPU that stands in, is a row of its "
-            "table with the same cache key, registers, spills and shared memory."
+            f"`python -m tools.libraries.offline_check`: kernels that public functions launch, {exact} of {kernels} "
+            "exact. A kernel is exact if what Triton's own tuner and compiler launch, on a GPU that stands in, is a "
+            "row of its table with the same cache key, registers, spills and shared memory."
         ),
         "columns": list(COLUMNS),
         "rows": [record.cells() for record in records],

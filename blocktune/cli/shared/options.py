@@ -50,7 +50,7 @@ Database = Annotated[
 Signature = Annotated[
     str | None,
     typer.Option(
-        "--signature", help="Types of the kernel's arguments: *bf16,*bf16,i32:16; `:16` means divisible by 16."
+        "--signature", help="Types or values of the kernel's arguments: *bf16,i32:16,i32=1,none; `:16` divides by 16."
     ),
 ]
 Verbose = Annotated[

@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from triton.runtime.autotuner import Config
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.kernels.hardware.device import DeviceSpec, device_of
+from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, device_of
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.call import jitted_function, tuner_in
+from blocktune.runtime.autotuned.config import LaunchConfig, launch_config
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.compiler import compiled_code
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
-from blocktune.tuner.dry_run.config_table import NO_TIME, ConfigTable, rows_of
-from blocktune.tuner.dry_run.recorder import RecordedConfig, RecordedLaunch, recorded_launches
+from blocktune.tuner.dry_run.config_row import rows_of
+from blocktune.tuner.dry_run.config_table import NO_TIME, OfflineTable
+from blocktune.tuner.dry_run.recorder import DryConfig, DryLaunch, dry_launches
+from blocktune.tuner.offline.code import name_of, spec_offline
 from blocktune.tuner.offline.counts import counts_in
-from blocktune.tuner.offline.specialization import object_named
+from blocktune.tuner.offline.signature import positional_signature
+from blocktune.tuner.offline.specialization import object_named, specialization_from
 from blocktune.tuner.profile.instruction_mix import InstructionMix
 from blocktune.tuner.profile.machine_code import disassemble
 from blocktune.tuner.subject.costs import Costs
@@ -24,9 +30,9 @@ from blocktune.tuner.subject.costs import Costs
 
 @dataclass(frozen=True, slots=True)
 class OfflineReport:
-    """What the kernels of a program take on a device: a table for each kind of launch."""
+    """The resources of a program's kernels on a device: a table for each kind of launch."""
 
-    tables: tuple[ConfigTable, ...]
+    tables: tuple[OfflineTable, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {"tables": [table.to_json() for table in self.tables]}
@@ -59,27 +65,82 @@ def explain(call: Callable[[], object] | str, *, device: DeviceSpec | str) -> Of
         UsageError: there is no such function, it raises an error, or it launches no kernel.
     """
     spec = device_of(device)
-    launches = recorded_launches(_step(call), spec)
+    launches = dry_launches(_step(call), spec)
     if not launches:
         raise UsageError(
-            f"The function must launch Triton kernels, but {call if isinstance(call, str) else call!r} launches none "
-            f"on {spec.name}. Call a public function of the library on tensors of `cuda`."
+            f"The function must launch Triton kernels, but {call!s} launches none on "
+            f"{spec.name}. Call a public function of the library on tensors of `cuda`."
         )
-    return OfflineReport(tables_of(launches, spec))
+    return OfflineReport(tables_of(launches, CompileTarget(spec.limits, spec), found=spec))
 
 
-def tables_of(launches: Sequence[RecordedLaunch], device: DeviceSpec) -> tuple[ConfigTable, ...]:
-    """Return the table of each launch, all of whose configs are compiled for a device."""
-    ahead = CompileAhead(found=device)
+def table(
+    kernel: Any, signature: str, parameters: Mapping[str, Any] | None = None, *, device: DeviceSpec | str
+) -> OfflineTable:
+    """Return what every config of an autotuned kernel's list takes on a device, for arguments of these types.
+
+    Args:
+        kernel: the kernel, with its list of configs.
+        signature: the types or values of its arguments in their order: `*bf16, *bf16, i32=1, none`.
+        parameters: its constants that are neither in the list nor computed by heuristics.
+        device: a DeviceSpec or a name, as `tune devices` lists them; it need not be here.
+
+    Raises:
+        UnknownDeviceError: no device has this name.
+        UsageError: the kernel has no list, or a type or a constant is missing or names nothing.
+    """
+    spec = device_of(device)
+    launch = listed_launch(kernel, signature, parameters or {}, spec.limits.cc)
+    return tables_of([launch], CompileTarget(spec.limits, spec))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileTarget:
+    """The target of a compile: a compute capability, or a device."""
+
+    limits: ComputeLimits
+    device: DeviceSpec | None = None
+
+
+def listed_launch(kernel: Any, signature: str, parameters: Mapping[str, Any], cc: tuple[int, int]) -> DryLaunch:
+    """Return what the configs of a kernel's list compile for arguments of these types.
+
+    Raises:
+        UsageError: the kernel has no list, or a type or a constant is missing or names nothing.
+    """
+    tuner, types = tuner_in(kernel), positional_signature(kernel, signature)
+    name = name_of(jitted_function(kernel))
+    if tuner is None:
+        raise UsageError(
+            f"{name} has no list of configs to make a table of. Compile it by `compile`, with its constants."
+        )
+    configs = {}
+    for listed in tuner.configs:
+        config = launch_config(name, listed)
+        spec = spec_offline(kernel, types, {**parameters, **_given_options(config, listed)})
+        configs[config] = DryConfig(specialization_from(name, config, spec, cc))
+    return DryLaunch(kernel=name, label="", listed=len(tuner.configs), configs=configs)
+
+
+def _given_options(config: LaunchConfig, listed: Config) -> dict[str, Any]:
+    """Return the parameters of a config, with those values that are not plain as they are."""
+    return {**config.parameters, **listed.kwargs}
+
+
+def tables_of(
+    launches: Sequence[DryLaunch], target: CompileTarget, found: DeviceSpec | None = None
+) -> tuple[OfflineTable, ...]:
+    """Return the table of each launch, all of whose configs are compiled; found: the GPU that libraries find then."""
+    ahead = CompileAhead(found=found)
     try:
-        ended = _compiled(ahead, launches, device.limits.cc)
+        ended = _compiled(ahead, launches, target.limits.cc)
     finally:
         ahead.close()
-    return tuple(_table(launch, compiled, device) for launch, compiled in zip(launches, ended, strict=True))
+    return tuple(_table(launch, compiled, target) for launch, compiled in zip(launches, ended, strict=True))
 
 
 def _step(call: Callable[[], object] | str) -> Callable[[], object]:
-    """Return what is run. A name is imported with the GPU in place, as libraries look for one when they are imported."""
+    """Return what is run. A name is imported with the GPU in place, since libraries look for one at their import."""
     if not isinstance(call, str):
         return call
 
@@ -91,11 +152,11 @@ def _step(call: Callable[[], object] | str) -> Callable[[], object]:
 
 
 def _compiled(
-    ahead: CompileAhead, launches: Sequence[RecordedLaunch], cc: tuple[int, int]
+    ahead: CompileAhead, launches: Sequence[DryLaunch], cc: tuple[int, int]
 ) -> list[dict[LaunchConfig, Compiled]]:
     """Return how the compiles of each launch's configs ended; all are under way at once."""
 
-    def begun(kernel: str, recorded: RecordedConfig) -> Callable[[], Compiled]:
+    def begun(kernel: str, recorded: DryConfig) -> Callable[[], Compiled]:
         if recorded.specialization is None:
             refused = Compiled(outcome=Outcome.COMPILE_ERROR, error=recorded.problem)
             return lambda: refused
@@ -109,9 +170,9 @@ def _compiled(
         return [{config: future.result() for config, future in futures.items()} for futures in ended]
 
 
-def _table(launch: RecordedLaunch, compiled: Mapping[LaunchConfig, Compiled], device: DeviceSpec) -> ConfigTable:
+def _table(launch: DryLaunch, compiled: Mapping[LaunchConfig, Compiled], target: CompileTarget) -> OfflineTable:
     """Return the table of a launch."""
-    cc = device.limits.cc
+    limits, cc = target.limits, target.limits.cc
     specs = {
         config: recorded.specialization.spec
         for config, recorded in launch.configs.items()
@@ -119,10 +180,17 @@ def _table(launch: RecordedLaunch, compiled: Mapping[LaunchConfig, Compiled], de
     }
     programs = {config: recorded.programs for config, recorded in launch.configs.items()}
     costs = {config: found for config, spec in specs.items() if (found := _costs(spec, programs[config], cc))}
-    rows = rows_of(compiled, device, programs, costs)
-    table = ConfigTable(kernel=launch.kernel, label=launch.label, device=device, rows=rows, listed=launch.listed)
-    first = table.ranked[0].config
-    return replace(table, mix=_mix(specs[first], cc)) if first in specs else table
+    rows = rows_of(compiled, limits, programs, costs)
+    first = min(rows, key=lambda row: row.rank).config
+    return OfflineTable(
+        kernel=launch.kernel,
+        label=launch.label,
+        limits=limits,
+        device=target.device,
+        rows=rows,
+        listed=launch.listed,
+        mix=_mix(specs[first], cc) if first in specs else None,
+    )
 
 
 def _costs(spec: CompileSpec, programs: int | None, cc: tuple[int, int]) -> Costs | None:

@@ -1,4 +1,4 @@
-"""What a program launches on a GPU that is not here: each Triton kernel with its real specialisation.
+"""Launches of a program on a GPU that is not here: each Triton kernel with its real specialisation.
 
 Triton itself says it: what it would compile next is noted in place of the compile. So a size of 1 is a constant, what
 heuristics compute is computed, and defaults, tuples, functions and descriptors are what they are at the launch.
@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.runtime.autotuned.call import (
     AutotunedCall,
@@ -31,10 +31,11 @@ from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.offline.specialization import Specialization, specialization_from
 from blocktune.tuner.offline.stand_in import stand_in
+from blocktune.tuner.offline.stand_in_driver import INDEX
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedConfig:
+class DryConfig:
     """One config of a recorded launch. specialization: None where Triton refuses it, with the reason. programs: of its
     grid; None where the launch has none."""
 
@@ -44,25 +45,25 @@ class RecordedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedLaunch:
+class DryLaunch:
     """A kind of launch of one kernel. listed: how many configs its list has before it is pruned; 0 without a list."""
 
     kernel: str
     label: str
     listed: int
-    configs: Mapping[LaunchConfig, RecordedConfig]
+    configs: Mapping[LaunchConfig, DryConfig]
 
 
 @dataclass(slots=True)
-class _Launch:
-    """What is launched now. spec: what Triton would compile for it, None until it says so."""
+class _CurrentLaunch:
+    """The launch under way. spec: what Triton would compile for it, None until it says so."""
 
     is_listed: bool
     spec: CompileSpec | None = None
     programs: int | None = None
 
 
-def recorded_launches(step: Callable[[], object], device: DeviceSpec) -> tuple[RecordedLaunch, ...]:
+def dry_launches(step: Callable[[], object], device: DeviceSpec) -> tuple[DryLaunch, ...]:
     """Return the kinds of launches that a function makes on a device, in their order. It runs on a GPU that launches
     nothing: what kernels would have computed is zeros, or what was there before.
 
@@ -73,13 +74,15 @@ def recorded_launches(step: Callable[[], object], device: DeviceSpec) -> tuple[R
     with stand_in(device), recorder.recording():
         try:
             step()
+        except BlocktuneError:
+            raise
         except Exception as error:  # whatever a program raises
             raise UsageError(_failure(error, len(recorder.launches))) from error
     return tuple(recorder.launches)
 
 
 class LaunchRecorder:
-    """Notes what Triton is asked to compile.
+    """Records what Triton would compile.
 
     launches: what was noted.
 
@@ -88,10 +91,10 @@ class LaunchRecorder:
     """
 
     def __init__(self, cc: tuple[int, int]) -> None:
-        self.launches: list[RecordedLaunch] = []
+        self.launches: list[DryLaunch] = []
         self._cc = cc
         self._kinds, self._seen = set[tuple[str, LaunchProblem]](), set[tuple[int, object]]()
-        self._now = _Launch(is_listed=False)
+        self._now = _CurrentLaunch(is_listed=False)
         self._functions: dict[int, Any] = {}
 
     @contextlib.contextmanager
@@ -108,24 +111,32 @@ class LaunchRecorder:
             for owner, name, method in ours:
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, method)
+            stack.callback(self._unbind)
             yield
-        for function in self._functions.values():  # what it has bound is for a GPU that goes
-            function.device_caches.clear()
+
+    def _unbind(self) -> None:
+        """Let functions forget what they have bound for the GPU, which goes."""
+        for function in self._functions.values():
+            function.device_caches.pop(INDEX, None)
 
     def _run(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """Return what stands for a launch of a jitted function."""
 
         def run(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            self._functions[id(function)] = function
+            if id(function) not in self._functions:
+                self._functions[id(function)] = function
+                function.device_caches.pop(INDEX, None)  # what is compiled already would not be noted
             found = stock(function, *args, grid=grid, warmup=warmup, **kwargs)
             now = self._now
             if now.spec is None:
                 return found
             if grid is not None:
-                now.programs = _programs(function, grid, {**dict(zip(function.arg_names, args, strict=False)), **kwargs})
+                now.programs = _programs(
+                    function, grid, {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
+                )
             if not now.is_listed:
                 self._note_function(function, now.spec, now.programs, args, kwargs)
-                self._now = _Launch(is_listed=False)
+                self._now = _CurrentLaunch(is_listed=False)
             return found
 
         return run
@@ -134,7 +145,14 @@ class LaunchRecorder:
         """Return what stands for a compile: it is noted, and only done where a program wants the code itself."""
 
         def compile_nothing(
-            function: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any, warmup: bool
+            function: Any,
+            key: Any,
+            signature: Any,
+            device: Any,
+            constexprs: Any,
+            options: Any,
+            attrs: Any,
+            warmup: bool,
         ) -> Any:
             now, place = self._now, (id(function), key)
             if now.is_listed or place not in self._seen:
@@ -173,7 +191,7 @@ class LaunchRecorder:
             self._kinds.add(kind)
             configs = {config: self._listed(call, config) for config in call.configs}
             self.launches.append(
-                RecordedLaunch(kernel=call.name, label=call.problem.label, listed=len(tuner.configs), configs=configs)
+                DryLaunch(kernel=call.name, label=call.problem.label, listed=len(tuner.configs), configs=configs)
             )
         chosen = tuner.best_config = call.launched(call.default)
         if chosen.pre_hook is not None:
@@ -181,21 +199,21 @@ class LaunchRecorder:
         options: dict[str, Any] = chosen.all_kwargs()
         return options
 
-    def _listed(self, call: AutotunedCall, config: LaunchConfig) -> RecordedConfig:
+    def _listed(self, call: AutotunedCall, config: LaunchConfig) -> DryConfig:
         """Return what one config of a call compiles."""
         chosen = call.launched(config)
-        earlier, self._now = self._now, _Launch(is_listed=True)
+        earlier, self._now = self._now, _CurrentLaunch(is_listed=True)
         try:
             if chosen.pre_hook is not None:  # it gives descriptors their blocks, which are part of their type
                 chosen.pre_hook(call.named_with(config))
             call.tuner.fn.run(*call.args, **{**call.kwargs, **chosen.all_kwargs()})
             spec, programs = self._now.spec, self._now.programs
         except Exception as error:  # what Triton refuses, and hooks and heuristics raise
-            return RecordedConfig(None, problem=f"{type(error).__name__}: {error}")
+            return DryConfig(None, problem=f"{type(error).__name__}: {error}")
         finally:
             self._now = earlier
         assert spec is not None  # nothing is compiled, so Triton asks each time
-        return RecordedConfig(specialization_from(call.name, config, spec, self._cc), programs)
+        return DryConfig(specialization_from(call.name, config, spec, self._cc), programs)
 
     def _note_function(
         self, function: Any, spec: CompileSpec, programs: int | None, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -203,9 +221,9 @@ class LaunchRecorder:
         """Note a launch of a kernel without a list, as it is."""
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
         config = launch_config(name, _config_of(function, spec))
-        recorded = RecordedConfig(specialization_from(name, config, spec, self._cc), programs)
+        recorded = DryConfig(specialization_from(name, config, spec, self._cc), programs)
         label = CallKey(_parameters(function), (), {}).problem(args, kwargs).label
-        self.launches.append(RecordedLaunch(kernel=name, label=label, listed=0, configs={config: recorded}))
+        self.launches.append(DryLaunch(kernel=name, label=label, listed=0, configs={config: recorded}))
 
 
 def _call_of(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotunedCall:
@@ -249,9 +267,9 @@ def _programs(function: Any, grid: Any, named: Mapping[str, Any]) -> int:
 
 def _failure(error: Exception, launches: int) -> str:
     """Return the message about a program that failed."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(str(error).split())
     return (
-        f"The function must end without an error, but raised {type(error).__name__}: {error!s:.300} at "
-        f"{place.filename}:{place.lineno}, after {counted(launches, 'kind')} of launches. Kernels compute nothing here, "
-        "so their results are zeros; leave out what reads them."
+        f"The function must end without an error, but raised {type(error).__name__}: {words:.300} at "
+        f"{place.filename}:{place.lineno}, after {counted(launches, 'kind')} of launches. Kernels compute nothing "
+        "here: their results are zeros."
     )

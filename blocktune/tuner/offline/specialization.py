@@ -106,6 +106,12 @@ def object_named(name: str) -> Any:
         raise UsageError(
             f"{name} cannot be imported: {error}. Write `module:function`, and look at the spelling and at PYTHONPATH."
         ) from error
+    except Exception as error:  # whatever a module raises, such as where there is no GPU
+        words = " ".join(str(error).split())
+        raise UsageError(
+            f"{name} cannot be imported: its module raises {type(error).__name__}: {words:.300} (import it in "
+            "Python to see where)."
+        ) from error
 
 
 def function_named(name: str) -> Any:

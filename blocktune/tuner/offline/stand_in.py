@@ -3,10 +3,12 @@
     with stand_in(device_named("h200")):
         step()  # finds an H200, makes its tensors there, and launches kernels that do nothing
 
-Imports of libraries belong in it as well, as many look for the GPU then. All is undone behind it.
+Imports of libraries belong in it as well, as many look for the GPU then. All is undone at its end.
 """
 
 import contextlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import SimpleNamespace
@@ -31,12 +33,13 @@ def stand_in(device: DeviceSpec) -> Iterator[StandInDriver]:
     found = StandInDriver(device)
     mode = TensorsOfAGpu()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # which imports, and registers operators
+        if "torch._dynamo" in sys.modules:  # what was compiled before is not traced here
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for place, name, value in _replacements(device, mode):
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)
         stack.callback(setattr, driver, "_active", driver._active)
-        driver.set_active(found)  # type: ignore[arg-type]
+        driver.set_active(found)
         stack.enter_context(mode)
         yield found
 
@@ -47,9 +50,15 @@ def _replacements(device: DeviceSpec, mode: TensorsOfAGpu) -> Iterator[tuple[Any
         yield torch.cuda, name, _always(value)
     for name, made in _objects().items():
         yield torch.cuda, name, made
+    yield torch, "compile", _as_it_is
     yield torch.version, "cuda", torch.version.cuda or "12.8"
     yield BackwardCFunction, "apply", _within(BackwardCFunction.apply, mode)
     yield torch.library.Library, "impl", _registering(torch.library.Library.impl, mode)
+
+
+def _as_it_is(model: Any = None, **_: Any) -> Any:
+    """Return a function that `torch.compile` would compile, or the decorator of one."""
+    return _as_it_is if model is None else model
 
 
 def _facts(device: DeviceSpec) -> dict[str, Any]:
@@ -159,7 +168,9 @@ def _registering(impl: Callable[..., Any], mode: TensorsOfAGpu) -> Callable[...,
     def registered(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
         if dispatch_key == "CUDA":
             moved.add(str(op_name))
-            return impl(self, op_name, _within(fn, mode), "CPU", **options | {"allow_override": True})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it replaces the one of the CPU is meant
+                return impl(self, op_name, _within(fn, mode), "CPU", **options | {"allow_override": True})
         if dispatch_key == "CPU" and str(op_name) in moved:
             return None
         ours = _within(fn, mode) if dispatch_key in ("CPU", "") else fn

@@ -27,7 +27,7 @@ class StandInDriver:
         return INDEX
 
     def set_current_device(self, device: int) -> None:
-        """There is only one."""
+        """Do nothing, as there is only one."""
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -60,7 +60,7 @@ class StandInDriver:
         return lambda launch, quantiles=(0.5,), **_: [1.0] * len(quantiles)
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
-        """Return no module, a handle that is not null, and resources of the code that nobody reads here."""
+        """Return no module, a handle that is not null, and resources of the code, which are not read here."""
         return None, 1, 32, 0, 1024
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:

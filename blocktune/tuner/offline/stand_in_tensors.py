@@ -10,10 +10,10 @@ from torch.overrides import TorchFunctionMode
 CUDA = torch.device("cuda", 0)
 
 _ANSWERS: Mapping[Any, object] = {
-    Tensor.device.__get__: CUDA,  # type: ignore[attr-defined]
-    Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
-    Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
+    Tensor.device.__get__: CUDA,
+    Tensor.is_cuda.__get__: True,
+    Tensor.is_cpu.__get__: False,
+    Tensor.is_meta.__get__: False,
     Tensor.get_device: 0,
     Tensor.is_pinned: False,
     Tensor.record_stream: None,
@@ -28,12 +28,12 @@ _ZEROS: Mapping[Any, Callable[..., Any]] = {
     torch.empty_like: torch.zeros_like,
     Tensor.new_empty: Tensor.new_zeros,
 }
-"""Memory that nobody fills here reads as zeros, the same in every run, and not as whatever lies there."""
+"""Memory that is not filled here reads as zeros, the same in every run, and not as whatever lies there."""
 
 
-class TensorsOfAGpu(TorchFunctionMode):
-    """Lets a program find its tensors on a GPU. They are on the CPU; from the first one that it makes on `meta`, what it
-    makes on the GPU is there too."""
+class TensorsOfAGpu(TorchFunctionMode):  # type: ignore[misc]
+    """Lets a program find its tensors on a GPU. They are on the CPU; from the first one that it makes on `meta`, those
+    that it makes on the GPU are there too."""
 
     def __init__(self) -> None:
         super().__init__()
