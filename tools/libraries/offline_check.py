@@ -3,9 +3,9 @@
 python -m tools.libraries.offline_check FOLDER [PACKAGE ...] [--devices h200,a100] [--out results/offline.table.json]
 
 FOLDER has a folder for each package, `pip install --target FOLDER/NAME --no-deps NAME`, and `deps` for what they need.
-Each package has a process of its own for each device, which calls the functions of public_calls.py twice: once as
-`explain` does, and once with Triton's own tuner and compiler, on a GPU that stands in and launches nothing. A kernel is
-exact if the code that Triton launches is a row of its table, with the same registers, spills and shared memory.
+For each package and device, two processes call the functions of public_calls.py on a GPU that stands in and launches
+nothing: one as `explain` does, the other with Triton's own tuner and compiler. A kernel is exact if the code that
+Triton launches is a row of its table, with the same registers, spills and shared memory.
 """
 
 import argparse
@@ -101,31 +101,68 @@ def told(launches: Sequence[DryLaunch], tables: Sequence[OfflineTable]) -> dict[
     return found
 
 
-def check(folder: Path, package: str, device_name: str) -> PackageRecord:
-    """Return what is found of a package's functions on a device."""
+Told = dict[tuple[str, str], Taken]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The facts of one function. rows: of its tables. flaws: how many configs have each. problem: its error."""
+
+    taken: Told = field(default_factory=dict)
+    rows: int = 0
+    flaws: tuple[int, ...] = (0, 0, 0)
+    problem: str = ""
+
+
+def explained(folder: Path, package: str, device: DeviceSpec) -> list[Answer]:
+    """Return what the tables tell of each function of a package."""
+
+    def explain(call: Callable[[], object]) -> Answer:
+        launches = dry_launches(call, device)
+        tables = tables_of(launches, CompileTarget(device.limits, device), device)
+        rows = [row for table in tables for row in table.rows]
+        flaws = tuple(sum(flaw in row.flaws for row in rows) for flaw in ORDER)
+        return Answer(told(launches, tables), len(rows), flaws)
+
+    return _answers(folder, package, explain)
+
+
+def launched(folder: Path, package: str, device: DeviceSpec) -> list[Answer]:
+    """Return what the kernels of each function of a package take that Triton compiles itself."""
+    return _answers(folder, package, lambda call: Answer(launched_by_triton(call, device)))
+
+
+def _answers(folder: Path, package: str, answer: Callable[[Callable[[], object]], Answer]) -> list[Answer]:
     sys.path[:0] = [str(folder / package), str(folder / "deps")]
-    device, calls = device_named(device_name), CALLS[package]
-    record = PackageRecord(package, device.name, len(calls))
-    for call in calls:
+    found = []
+    for call in CALLS[package]:
         try:
-            _check_call(record, call, device)
-        except Exception as error:  # a package's own, which is told
-            record.problems.append(f"{call.__name__}: {type(error).__name__}: {error!s:.300}")
+            found.append(answer(call))
+        except Exception as error:  # a package's own, which the record has
+            found.append(Answer(problem=f"{call.__name__}: {type(error).__name__}: {error!s:.300}"))
+    return found
+
+
+def check(folder: Path, package: str, device: DeviceSpec) -> PackageRecord:
+    """Return the record of a package's functions on a device; by two processes, as libraries keep what they launch."""
+    ours, theirs = (_apart(ask, folder, package, device) for ask in (explained, launched))
+    record = PackageRecord(package, device.name, len(ours))
+    for mine, triton in zip(ours, theirs, strict=True):
+        record.problems += filter(None, (mine.problem, triton.problem))
+        record.configs += mine.rows
+        for flaw, count in zip(ORDER, mine.flaws, strict=True):
+            record.flaws[str(flaw)] += count
+        for (name, key), taken in triton.taken.items():
+            same = mine.taken.get((name, key)) == taken
+            record.kernels[name] = record.kernels.get(name, True) and same
+            if not same:
+                record.problems.append(f"{name}: launched {taken}, told {mine.taken.get((name, key))}")
     return record
 
 
-def _check_call(record: PackageRecord, call: Callable[[], object], device: DeviceSpec) -> None:
-    launches = dry_launches(call, device)
-    tables = tables_of(launches, CompileTarget(device.limits, device), device)
-    ours, theirs = told(launches, tables), launched_by_triton(call, device)
-    for (name, key), taken in theirs.items():
-        same = ours.get((name, key)) == taken
-        record.kernels[name] = record.kernels.get(name, True) and same
-        if not same:
-            record.problems.append(f"{name}: launched {taken}, told {ours.get((name, key), 'another program')}")
-    record.configs += sum(len(table.rows) for table in tables)
-    for flaw in Flaw:
-        record.flaws[str(flaw)] += sum(flaw in row.flaws for table in tables for row in table.rows)
+def _apart(ask: Callable[..., list[Answer]], *arguments: object) -> list[Answer]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        return processes.submit(ask, *arguments).result()
 
 
 def document(records: Sequence[PackageRecord], packages: dict[str, str]) -> dict[str, Any]:
@@ -168,8 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = []
     for package in given.packages or [name for name in CALLS if (given.folder / name).exists()]:
         for device in given.devices.split(","):
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-                record = processes.submit(check, given.folder, package, device).result()
+            record = check(given.folder, package, device_named(device))
             records.append(record)
             sys.stdout.write("  ".join([*record.cells(), *record.problems]) + "\n")
             sys.stdout.flush()

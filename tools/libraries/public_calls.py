@@ -4,6 +4,7 @@ Packages are imported when a function is called, so that they find the GPU that 
 """
 
 import os
+import tempfile
 from collections.abc import Callable
 
 import torch
@@ -212,6 +213,7 @@ def cut_cross_entropy() -> None:
 
 def flag_gems_operators() -> None:
     os.environ.setdefault("GEMS_VENDOR", "nvidia")  # else it looks for NVIDIA's tools
+    os.environ["FLAGGEMS_CACHE_DIR"] = tempfile.mkdtemp(prefix="flag-gems-")  # what was chosen before is not tuned
     import flag_gems
 
     x, y = (torch.randn(512, 1024, device=CUDA, dtype=FP16) for _ in range(2))

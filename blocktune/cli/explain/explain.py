@@ -68,10 +68,7 @@ def explain(
     its blocks fit, what limits them, and what the other configs took. --param gives constants of a call that are not
     key values.
 
-    With --call, a function runs on a GPU that launches nothing, and every config of each Triton kernel that it launches
-    is compiled for each --device (a100,h200): registers, spills, blocks, what cannot run, what has the code of another
-    one. The function makes its tensors on `cuda`; they are on the CPU, or on `meta` from the first one there. The ranks
-    are by resources, and no time. No GPU is needed.
+    With --call, every config of the kernels that a function launches is compiled for each --device, without a GPU.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
     compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the
@@ -85,7 +82,7 @@ def explain(
     tune explain --seq 8192 --dim 128 --direction backward
     tune explain --seq 1 --seq-k 8192 --batch 8 --heads 32 --kv-heads 8 --dim 128
     tune explain my_kernels:softmax
-    tune explain --call my_bench:step --device h200,a100 --fail-on spills,unfit,duplicates --junit configs.xml
+    tune explain --call my_bench:step --device h200,a100 --fail-on spills
     """
     output = CallOutput(as_json=as_json, fail_on=fail_on, junit=junit, cache=fill_cache)
     require_call(call, output)

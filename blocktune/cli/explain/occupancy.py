@@ -60,14 +60,12 @@ def occupancy(
     """Explain how many blocks fit an SM, and why.
 
     Give the resources of a block, or a kernel to compile, which needs no GPU. Kernels for decoding or features need a
-    whole shape: see `tune explain`. Of an autotuned kernel, without --param, every config of its list is a row; with
-    --call, those of all kernels that a function launches. A signature has types, values (`i32=1`), `none` and tuples.
+    whole shape: see `tune explain`. Of an autotuned kernel, without --param, every config of its list is a row.
 
     \b
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712 --plot
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
-    tune occupancy my_kernels:softmax --signature '*bf16,*bf16,i32=4096' --device h200
     tune occupancy --call my_bench:step --device h200,a100
     """
     from blocktune.tuner.occupancy.calculator import occupancy as compute

@@ -27,18 +27,16 @@ Call = Annotated[
     typer.Option(
         "--call",
         metavar="MODULE:FUNCTION",
-        help="Function whose Triton kernels are compiled as it launches them, for one or more --device.",
+        help="Compile the kernels that a function launches.",
     ),
 ]
 FailOn = Annotated[
     str | None,
-    typer.Option("--fail-on", metavar="FLAWS", help="With --call: exit code 8 if there are spills,unfit,duplicates."),
+    typer.Option("--fail-on", metavar="FLAWS", help="With --call: exit code 8 on spills,unfit,duplicates."),
 ]
-JunitFile = Annotated[
-    Path | None, typer.Option("--junit", help="With --call: write configs as test cases in JUnit's XML.")
-]
+JunitFile = Annotated[Path | None, typer.Option("--junit", help="With --call: write JUnit's XML.")]
 FillCache = Annotated[
-    Path | None, typer.Option("--fill-cache", help="With --call: folder of Triton's that takes the compiled code.")
+    Path | None, typer.Option("--fill-cache", help="With --call: keep the code in this Triton cache.")
 ]
 
 

@@ -63,6 +63,13 @@ class _CurrentLaunch:
     programs: int | None = None
 
 
+class _CodeOfNothing:
+    """Stands for the compiled kernel that a launch returns, which some libraries keep and launch themselves."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
 def dry_launches(step: Callable[[], object], device: DeviceSpec) -> tuple[DryLaunch, ...]:
     """Return the kinds of launches that a function makes on a device, in their order. It runs on a GPU that launches
     nothing: what kernels would have computed is zeros, or what was there before.
@@ -129,7 +136,7 @@ class LaunchRecorder:
             found = stock(function, *args, grid=grid, warmup=warmup, **kwargs)
             now = self._now
             if now.spec is None:
-                return found
+                return _CodeOfNothing() if found is None else found
             if grid is not None:
                 now.programs = _programs(
                     function, grid, {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
@@ -137,7 +144,7 @@ class LaunchRecorder:
             if not now.is_listed:
                 self._note_function(function, now.spec, now.programs, args, kwargs)
                 self._now = _CurrentLaunch(is_listed=False)
-            return found
+            return _CodeOfNothing() if found is None else found
 
         return run
 
