@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.amp.autocast_mode import autocast
 from torch.autograd.function import BackwardCFunction
 from triton.runtime.driver import driver
 
@@ -51,9 +52,31 @@ def _replacements(device: DeviceSpec, mode: TensorsOfAGpu) -> Iterator[tuple[Any
     for name, made in _objects().items():
         yield torch.cuda, name, made
     yield torch, "compile", _as_it_is
+    yield torch, "Generator", _GeneratorOfTheCpu
+    yield from _autocasting()
     yield torch.version, "cuda", torch.version.cuda or "12.8"
     yield BackwardCFunction, "apply", _within(BackwardCFunction.apply, mode)
     yield torch.library.Library, "impl", _registering(torch.library.Library.impl, mode)
+
+
+def _autocasting() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what lets a program cast for the GPU, whose tensors are cast by the rules of the CPU."""
+
+    @wraps(autocast.__init__)
+    def cast(self: Any, device_type: str, dtype: Any = None, *rest: Any, **options: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        stock(self, device_type, dtype, *rest, **options)
+
+    stock = autocast.__init__
+    yield autocast, "__init__", cast
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        yield torch, name, _of_the_cpu(getattr(torch, name))
+    yield torch, "get_autocast_gpu_dtype", _of_the_cpu(torch.get_autocast_dtype)
+
+
+def _of_the_cpu(function: Callable[[str], Any]) -> Callable[..., Any]:
+    return lambda device_type="cuda": function("cpu" if device_type == "cuda" else device_type)
 
 
 def _as_it_is(model: Any = None, **_: Any) -> Any:
@@ -84,6 +107,8 @@ def _facts(device: DeviceSpec) -> dict[str, Any]:
         "empty_cache": None,
         "set_device": None,
         "init": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
         "_lazy_init": None,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
@@ -110,7 +135,7 @@ def _properties(device: DeviceSpec, memory_bytes: int) -> SimpleNamespace:
 
 
 class _Waiting:
-    """A stream or an event that nothing waits for; a context as well."""
+    """A stream, an event or a graph that nothing waits for; a context as well."""
 
     cuda_stream, device = 0, torch.device("cuda", 0)
 
@@ -126,7 +151,7 @@ class _Waiting:
     def record(self, *_: Any) -> None:
         pass
 
-    wait = wait_event = wait_stream = synchronize = record
+    wait = wait_event = wait_stream = synchronize = replay = reset = record
 
     def record_event(self, *_: Any) -> "_Waiting":
         return self
@@ -138,9 +163,26 @@ class _Waiting:
         return 1.0
 
 
+class _GeneratorOfTheCpu(torch.Generator):  # type: ignore[misc]
+    """A generator that a program makes for the GPU, whose numbers are drawn on the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, "cpu")
+
+
 def _objects() -> dict[str, Any]:
     """Return what takes the place of streams, events and devices of `torch.cuda`, by name."""
-    names = ("Stream", "Event", "device", "device_of", "stream", "current_stream", "default_stream")
+    names = [
+        "Stream",
+        "Event",
+        "device",
+        "device_of",
+        "stream",
+        "current_stream",
+        "default_stream",
+        "CUDAGraph",
+        "graph",
+    ]
     return dict.fromkeys(names, _Waiting)
 
 

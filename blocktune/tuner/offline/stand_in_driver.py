@@ -60,7 +60,8 @@ class StandInDriver:
         return lambda launch, quantiles=(0.5,), **_: [1.0] * len(quantiles)
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
-        """Return no module, a handle that is not null, and resources of the code, which are not read here."""
+        """Return no module, which Triton 3.9 would unload when the code goes, after this GPU did; a handle that is not
+        null; and resources that are not read here."""
         return None, 1, 32, 0, 1024
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:

@@ -44,10 +44,14 @@ class TensorsOfAGpu(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         if func in _ANSWERS:
             return _ANSWERS[func]
+        if func is torch.device:  # a name of the GPU, on which nothing is made yet
+            return func(*args, **(kwargs or {}))
         if func in _SAME:
             return args[0]
         placed = {name: self._place(value, named=name == "device") for name, value in (kwargs or {}).items()}
         placed.pop("pin_memory", None)
+        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:  # the index of a GPU
+            args = (args[0], self._home, *args[2:])
         found = _ZEROS.get(func, func)(*(self._place(value) for value in args), **placed)
         return _strided(found, args, func)
 
