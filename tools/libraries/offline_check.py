@@ -35,6 +35,7 @@ from tools.libraries.public_calls import CALLS
 
 COLUMNS = ("package", "device", "functions", "kernels", "exact", "configs", "do not fit", "spill", "code of another")
 
+Row = list[str]
 Taken = tuple[int, int, int]
 """Registers, spilled bytes and shared bytes."""
 
@@ -165,10 +166,12 @@ def _apart(ask: Callable[..., list[Answer]], *arguments: object) -> list[Answer]
         return processes.submit(ask, *arguments).result()
 
 
-def document(records: Sequence[PackageRecord], packages: dict[str, str]) -> dict[str, Any]:
-    """Return the table of all packages."""
-    kernels = sum(len(record.kernels) for record in records)
-    exact = sum(sum(record.kernels.values()) for record in records)
+def document(records: Sequence[PackageRecord], packages: dict[str, str], earlier: Sequence[Row]) -> dict[str, Any]:
+    """Return the table of all packages; earlier: rows of those that were not checked again."""
+    found = [record.cells() for record in records]
+    checked = [row[:2] for row in found]
+    rows = [row for row in earlier if row[:2] not in checked] + found
+    kernels, exact = (sum(int(row[COLUMNS.index(name)]) for row in rows) for name in ("kernels", "exact"))
     return {
         "format": "blocktune-table",
         "schema": 1,
@@ -182,7 +185,7 @@ def document(records: Sequence[PackageRecord], packages: dict[str, str]) -> dict
             "row of its table with the same cache key, registers, spills and shared memory."
         ),
         "columns": list(COLUMNS),
-        "rows": [record.cells() for record in records],
+        "rows": rows,
     }
 
 
@@ -210,7 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write("  ".join([*record.cells(), *record.problems]) + "\n")
             sys.stdout.flush()
     if given.out is not None:
-        text = json.dumps(document(records, versions_in(given.folder)), indent=1, sort_keys=True)
+        earlier = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+        text = json.dumps(document(records, versions_in(given.folder), earlier), indent=1, sort_keys=True)
         given.out.write_text(text + "\n")
     return int(any(record.problems for record in records))
 

@@ -59,6 +59,13 @@ class StandInDriver:
         """Return what finds every launch to take a millisecond, without a launch."""
         return lambda launch, quantiles=(0.5,), **_: [1.0] * len(quantiles)
 
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Return what benchmarks overwrite between launches."""
+        return torch.empty(1, dtype=torch.int32, device="cuda")
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """Do nothing, as there is no cache."""
+
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
         """Return no module, which Triton 3.9 would unload when the code goes, after this GPU did; a handle that is not
         null; and resources that are not read here."""

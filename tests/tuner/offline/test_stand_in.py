@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from blocktune.kernels.hardware.device import device_named
@@ -115,6 +116,7 @@ def test_what_a_program_does_with_the_gpu_besides_does_nothing(on_a_gpu: Any) ->
         event.record()
         torch.cuda.synchronize()
     assert event.elapsed_time(torch.cuda.Event()) > 0
+    assert triton.testing.do_bench(lambda: None) == 1.0
     assert torch.compile(lambda x: x + 1)(torch.ones(1, device="cuda")).item() == 2
 
 
