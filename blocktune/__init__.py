@@ -41,8 +41,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = metadata.version("blocktune")
     elif name in _HOMES:
+        home = _HOMES[name]
         with needing("tune", f"`blocktune.{name}`"):
-            value = getattr(import_module(_HOMES[name]), name)
+            value = import_module(f"{home}.{name}") if home == __name__ else getattr(import_module(home), name)
     else:
         raise AttributeError(f"module 'blocktune' has no attribute {name!r}")
     globals()[name] = value

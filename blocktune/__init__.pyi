@@ -1,5 +1,6 @@
 """The public names, and where each is loaded from when it is first used: `__init__.py` reads this list."""
 
+from blocktune import offline as offline
 from blocktune.kernels.hardware.device import DeviceSpec as DeviceSpec
 from blocktune.kernels.values.block_mask import BlockMask as BlockMask
 from blocktune.kernels.values.config import KernelConfig as KernelConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from triton import language as tl
 
-from blocktune import autotune, compile_offline, space
+from blocktune import autotune, offline, space
 
 
 @autotune(
@@ -76,11 +76,11 @@ def on_the_gpu() -> None:
     print(f"PyTorch takes {1e3 * do_bench(pytorch):.1f} us, this {1e3 * do_bench(lambda: attention(q, k, v)):.1f} us")
 
 
-def offline() -> None:
+def without_a_gpu() -> None:
     signature = "*bf16, *bf16, *bf16, *bf16, fp32, i32:16"
     config = {"HEAD_DIM": 128, "IS_CAUSAL": True, "BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-    print(compile_offline(attention_kernel, signature, config, device="h200"))
+    print(offline.compile(attention_kernel, signature, config, device="h200"))
 
 
 if __name__ == "__main__":
-    on_the_gpu() if torch.cuda.is_available() else offline()
+    on_the_gpu() if torch.cuda.is_available() else without_a_gpu()

@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from blocktune import autotune, compile_offline, space
+from blocktune import autotune, offline, space
 
 EXPERTS, COLUMNS, INNER = 8, 2048, 4096
 
@@ -116,12 +116,12 @@ def on_the_gpu(folder: Path) -> None:
     print(expert_config_file(folder, torch.cuda.get_device_name()).read_text())
 
 
-def offline() -> None:
+def without_a_gpu() -> None:
     signature = "*bf16, *bf16, *bf16, *i32, i32:16, i32:16, i32:16"
     config = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 16, "EXPERTS": EXPERTS}
     config |= {"num_warps": 8, "num_stages": 3}
-    print(compile_offline(grouped_matmul_kernel, signature, config, device="h200"))
+    print(offline.compile(grouped_matmul_kernel, signature, config, device="h200"))
 
 
 if __name__ == "__main__":
-    on_the_gpu(Path(sys.argv[1] if len(sys.argv) > 1 else ".")) if torch.cuda.is_available() else offline()
+    on_the_gpu(Path(sys.argv[1] if len(sys.argv) > 1 else ".")) if torch.cuda.is_available() else without_a_gpu()

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from blocktune import autotune, compile_offline, space
+from blocktune import autotune, offline, space
 
 
 @autotune(
@@ -66,11 +66,11 @@ def on_the_gpu() -> None:
         print(choice)
 
 
-def offline() -> None:
+def without_a_gpu() -> None:
     signature = "*bf16, *bf16, *bf16, i32:16, i32:16, i32:16"
     config = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3}
-    print(compile_offline(matmul_kernel, signature, config, device="h200"))
+    print(offline.compile(matmul_kernel, signature, config, device="h200"))
 
 
 if __name__ == "__main__":
-    on_the_gpu() if torch.cuda.is_available() else offline()
+    on_the_gpu() if torch.cuda.is_available() else without_a_gpu()

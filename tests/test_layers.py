@@ -50,11 +50,12 @@ TIERS = {
         ("search",),
         ("drop_in",),
         ("compare", "fleet", "upkeep", "lab", "profile"),
-        ("cluster", "contribute", "report"),
+        ("cluster", "contribute", "report", "dry_run"),
     ),
     "cli": (
         ("output",),
         ("shared",),
+        ("offline",),
         ("tune", "results", "explain", "lab"),
         ("report",),
         ("ui",),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import blocktune
+from blocktune import offline
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
@@ -100,6 +101,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "load_trials": load_trials,
         "merge_partial": merge_partial,
         "occupancy": occupancy,
+        "offline": offline,
         "space": space,
         "split_sequence": split_sequence,
         "sync_configs": sync_configs,

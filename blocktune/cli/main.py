@@ -135,7 +135,8 @@ def tune(
     """Autotune attention and other Triton kernels, and explain the result.
 
     Data goes to stdout, progress and messages go to stderr. Exit codes: 0 done, 2 wrong use, 3 no kernel or config
-    runs, 4 no GPU or driver, 5 database, 6 nothing measured yet, 7 wrong result, 130 interrupted.
+    runs, 4 no GPU or driver, 5 database, 6 nothing measured yet, 7 wrong result, 8 a config that --fail-on does not
+    allow, 130 interrupted.
     """
 
 

@@ -18,6 +18,9 @@ EXAMPLES = "\b\n"
 SHARED = 5
 """How many commands have a flag with one meaning where it stands in the table of shared flags."""
 
+SHAPE_BEGIN, SHAPE_END = "`--seq`", "`--features`"
+"""The flags of a shape stand between these in the list of shared ones."""
+
 DEFAULT = re.compile(r"\s*\[default: (?P<default>.*)\]$")
 
 
@@ -83,7 +86,15 @@ def _section(name: str, command: Any, shared: dict[tuple[str, ...], Any]) -> str
     if arguments:
         parts.append(_table("argument", arguments, lambda argument: argument.name.upper()))
     parts += [_table("flag", own, _flag)] if own else []
-    return "\n\n".join([*parts, f"Shared flags: {', '.join(others)}."] if others else parts)
+    return "\n\n".join([*parts, f"Shared flags: {_list(others)}."] if others else parts)
+
+
+def _list(flags: list[str]) -> str:
+    """Return the names of flags; those of a shape, which come one after the other, by the first and the last."""
+    if not {SHAPE_BEGIN, SHAPE_END} <= set(flags):
+        return ", ".join(flags)
+    begin, end = flags.index(SHAPE_BEGIN), flags.index(SHAPE_END)
+    return ", ".join((*flags[:begin], f"{SHAPE_BEGIN} to {SHAPE_END}", *flags[end + 1 :]))
 
 
 def _paragraph(text: str) -> str:
@@ -96,9 +107,9 @@ def _paragraph(text: str) -> str:
 def _table(heading: str, parameters: list[Any], title: Any) -> str:
     """Return a row for each parameter; without defaults where none has one."""
     columns = 2 if any(_meaning(each)[1] for each in parameters) else 1
-    rows: list[tuple[str, ...]] = [(heading, "meaning", "default"), ("---",) * 3]
-    rows += [(f"`{title(each)}`", *map(escape, _meaning(each))) for each in parameters]
-    return "\n".join(f"| {' | '.join(row[: 1 + columns])} |" for row in rows)
+    rows: list[tuple[str, ...]] = [(f"`{title(each)}`", *map(escape, _meaning(each))) for each in parameters]
+    head, *lines = (f"| {' | '.join(row[: 1 + columns])} |" for row in ((heading, "meaning", "default"), *rows))
+    return "\n".join((head, "|---" * (1 + columns) + "|", *lines))
 
 
 def _flag(option: Any) -> str:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.explain.kernel import explain_kernel
+from blocktune.cli.offline.calls import Call, CallOutput, FailOn, FillCache, JunitFile, explain_call, require_call
+from blocktune.cli.offline.kernel import explain_kernel
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.chosen_config import Choice, analyse_choice, choose_config, measured_time_us
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
@@ -53,6 +54,10 @@ def explain(
     warps: Warps = None,
     stages: Stages = None,
     param: OwnParameters = None,
+    call: Call = None,
+    fail_on: FailOn = None,
+    junit: JunitFile = None,
+    fill_cache: FillCache = None,
     device: DeviceName = None,
     db: Database = None,
     as_json: AsJson = False,
@@ -62,6 +67,8 @@ def explain(
     It says what would lift the limit. For an autotuned kernel, it compiles the winner of each key and shows how many of
     its blocks fit, what limits them, and what the other configs took. --param gives constants of a call that are not
     key values.
+
+    With --call, every config of the kernels that a function launches is compiled for each --device, without a GPU.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
     compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the
@@ -75,7 +82,13 @@ def explain(
     tune explain --seq 8192 --dim 128 --direction backward
     tune explain --seq 1 --seq-k 8192 --batch 8 --heads 32 --kv-heads 8 --dim 128
     tune explain my_kernels:softmax
+    tune explain --call my_bench:step --device h200,a100 --fail-on spills
     """
+    output = CallOutput(as_json=as_json, fail_on=fail_on, junit=junit, cache=fill_cache)
+    require_call(call, output)
+    if call is not None:
+        explain_call(kernel_instead(flags, call), device, output)
+        return
     if autotuned is not None:
         name, options = kernel_instead(flags, autotuned), {"num_warps": warps, "num_stages": stages}
         explain_kernel(name, choose_device(device), db, signature, options, param or [], as_json=as_json)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.explain.kernel import code_json, compile_by_name, listed_configs, show_configs
+from blocktune.cli.offline.calls import Call, CallOutput, explain_call
+from blocktune.cli.offline.kernel import code_json, compile_by_name, has_list, show_configs
 from blocktune.cli.output.render import print_json, print_styled, say, terminal_width
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
@@ -27,6 +28,7 @@ def occupancy(
         typer.Argument(metavar="MODULE:KERNEL", help="Compile a jitted function that can be imported from here."),
     ] = None,
     signature: Signature = None,
+    call: Call = None,
     cc: Annotated[str | None, typer.Option("--cc", help="Compute capability, such as 9.0.")] = None,
     device: DeviceName = None,
     warps: Annotated[int | None, typer.Option("--warps", min=1, help="Warps per block.")] = None,
@@ -64,16 +66,21 @@ def occupancy(
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712 --plot
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
-    tune occupancy my_kernels:softmax --signature '*bf16,*bf16,i32:16' --device h200
+    tune occupancy --call my_bench:step --device h200,a100
     """
     from blocktune.tuner.occupancy.calculator import occupancy as compute
     from blocktune.tuner.occupancy.text import text_of_occupancy
 
+    if call is not None:
+        _refuse_resources(regs, shared, static_shared, barriers)
+        explain_call(call, device, CallOutput(as_json=as_json, brief=True))
+        return
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
-        if not (param or warps or stages or plot) and (configs := listed_configs(autotuned)):
-            show_configs(autotuned, configs, signature, _target_limits(cc, device)[0], as_json=as_json)
+        if not (param or warps or stages or plot) and has_list(autotuned):
+            limits, _ = _target_limits(cc, device)
+            show_configs(autotuned, signature, limits, choose_device(device) if cc is None else None, as_json=as_json)
             return
         code = compile_by_name(autotuned, signature, options, param or [], _target_limits(cc, device)[0])
         if as_json:

@@ -49,9 +49,7 @@ Database = Annotated[
 ]
 Signature = Annotated[
     str | None,
-    typer.Option(
-        "--signature", help="Types of the kernel's arguments: *bf16,*bf16,i32:16; `:16` means divisible by 16."
-    ),
+    typer.Option("--signature", help="Types or values of the arguments: *bf16,i32:16,i32=1,none."),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show all that was found: rivals, occupancy, what was dropped and why.")

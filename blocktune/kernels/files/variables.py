@@ -95,7 +95,7 @@ class Switch(Variable):
     """A variable that is 1 or 0, or a word for either."""
 
     __slots__ = ()
-    values = "1 or 0 (or on, yes, true, off, no, false)"
+    values = "1 or 0, on or off"
 
     def is_on(self) -> bool:
         """Return what the variable says."""

@@ -17,6 +17,7 @@
     │   └── SchemaTooNewError             5   written by a newer blocktune
     ├── NothingMeasuredError              6   no result yet to show or write
     ├── VerificationError                 7   a result that differs from the reference
+    ├── ConfigFlawError                   8   a config that a check does not allow
     └── RankError                         1   another rank of a group does not take part
 
 A message has three parts: the rule, the values that broke it, the way out.
@@ -114,6 +115,12 @@ class VerificationError(BlocktuneError):
     """A computed result differs from the reference."""
 
     exit_code = 7
+
+
+class ConfigFlawError(BlocktuneError):
+    """A config spills, cannot run or has the code of another one, which a check does not allow."""
+
+    exit_code = 8
 
 
 class RankError(BlocktuneError, RuntimeError):

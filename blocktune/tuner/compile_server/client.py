@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from blocktune.kernels.files.variables import AUTOTUNE
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.tuner.compile.answers import Answer
 from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildLostError, ChildTimeoutError
 
@@ -99,12 +100,19 @@ class ServerClient:
         """Whether a job has no answer yet."""
         return bool(self._pending)
 
-    def prepare(self, module: str) -> None:
+    def prepare(self, module: str, found: DeviceSpec | None = None) -> None:
         """Let what is submitted next be compiled with a module imported, by the paths and the environment of this
-        process; one that has ended says so to the first job."""
+        process; one that has ended says so to the first job.
+
+        Args:
+            module: what is imported.
+            found: a GPU that the module finds in place of those that are here.
+        """
         environment = worker_environment()
         path = environment["PYTHONPATH"].split(os.pathsep)
-        message = {"prepare": module, "path": path, "environment": environment}
+        message: dict[str, Any] = {"prepare": module, "path": path, "environment": environment}
+        if found is not None:
+            message["found"] = found.to_json()
         if message != self._prepared:
             self._prepared = message
             with contextlib.suppress(RuntimeError):

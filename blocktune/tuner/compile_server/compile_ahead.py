@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.runtime.autotuned.config import LAUNCH_OPTIONS, LaunchConfig, Plain
 from blocktune.tuner.compile.answers import Answer, Compiled
 from blocktune.tuner.compile.compiler import compile_here, has_code
@@ -31,10 +32,18 @@ IDLE_SECONDS = 60.0
 
 
 class CompileAhead:
-    """Compiles configs at once; one serves all kernels of a process, so that a library is imported once."""
+    """Compiles configs at once; one serves all kernels of a process, so that a library is imported once.
 
-    def __init__(self, workers: int | None = None, timeout_s: float = TIMEOUT_SECONDS) -> None:
-        self._wanted_workers, self._timeout_s = workers, timeout_s
+    Args:
+        workers: how many compile at once; None is `default_workers()`.
+        timeout_s: seconds of one compile.
+        found: a GPU that libraries find in place of those that are here.
+    """
+
+    def __init__(
+        self, workers: int | None = None, timeout_s: float = TIMEOUT_SECONDS, found: DeviceSpec | None = None
+    ) -> None:
+        self._wanted_workers, self._timeout_s, self._found = workers, timeout_s, found
         self._server: ServerClient | None = None
         self._closing: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -125,7 +134,7 @@ class CompileAhead:
         """Return a process that has the kernel's library, or is about to import it."""
         if self._server is None or self._server.is_lost:
             self._server = ServerClient(self.workers, self._timeout_s)
-        self._server.prepare(kernel.partition(":")[0])
+        self._server.prepare(kernel.partition(":")[0], self._found)
         return self._server
 
     def _close_later(self) -> None:

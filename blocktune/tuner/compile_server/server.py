@@ -8,14 +8,15 @@ Each line on standard input is a command and each line on standard output an ans
 
     {"ready": true}
     {"end": true}
-    {"prepare": "module", "path": ["…"], "environment": {…}}
+    {"prepare": "module", "path": ["…"], "environment": {…}, "found": {…}}
     {"id": 1, "timeout_s": 60, "workers": 16, …}      further as in tuner/compile_server/jobs.py
     {"abandon": 1}
     {"id": 1, "begun": true}
     {"id": 1, "outcome": "ok", "resources": {…}, "shared": {…}, "error": "", "seconds": 1.2, "transient": false}
     {"id": 1, "lost": "died", "signum": 6, "last_words": "…"}
 
-`prepare` says what later jobs are compiled with; workers that were forked before finish what they have, and end.
+`prepare` says what later jobs are compiled with, and which GPU modules find if it is none that is here; workers that
+were forked before finish what they have, and end.
 """
 
 import contextlib
@@ -31,10 +32,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.tuner.compile.answers import die_with_parent, private_stdout, send
 from blocktune.tuner.compile.compiler import compile_key, hash_triton
 from blocktune.tuner.compile_server.forked_worker import ForkedWorker
 from blocktune.tuner.compile_server.jobs import spec_in
+from blocktune.tuner.offline.stand_in import stand_in
 
 _CHUNK = 1 << 16
 
@@ -55,6 +58,7 @@ class CompileServer:
         self._waiting: deque[dict[str, Any]] = deque()
         self._workers: list[ForkedWorker] = []
         self._surroundings: tuple[Any, ...] = ()
+        self._stands_in, self._lasting = False, contextlib.ExitStack()
         self._key = threading.Thread(target=hash_triton)  # a hash of all of Triton, while a library is imported
         self._key.start()
 
@@ -103,6 +107,9 @@ class CompileServer:
         self._surroundings, sys.path[:] = surroundings, path
         os.environ.clear()
         os.environ.update(environment)
+        if "found" in command and not self._stands_in:
+            self._stands_in = True
+            self._lasting.enter_context(stand_in(DeviceSpec.from_json(command["found"])))
         try:
             importlib.import_module(module)
         except Exception as error:  # the jobs say that this process has no such kernel

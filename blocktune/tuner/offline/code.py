@@ -1,7 +1,7 @@
 """An autotuned kernel compiled for a GPU that need not be here, and how many of its blocks fit a multiprocessor."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,16 @@ from blocktune.runtime.autotuned.call import jitted_function
 from blocktune.runtime.autotuned.config import LAUNCH_OPTIONS, Plain
 from blocktune.tuner.compile.compiler import compile_here
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
+from blocktune.tuner.offline.arguments import (
+    CONSTANT,
+    UNKNOWN,
+    Argument,
+    Parsed,
+    flattened,
+    kind_of,
+    parsed_argument,
+    value_of,
+)
 
 _DIVISIBLE = [["tt.divisibility", 16]]
 
@@ -36,14 +46,13 @@ class OfflineCode:
 
 
 def compiled_offline(
-    kernel: Any, signature: Mapping[str, str], parameters: Mapping[str, Plain], limits: ComputeLimits
+    kernel: Any, signature: Mapping[str, str], parameters: Mapping[str, Any], limits: ComputeLimits
 ) -> OfflineCode:
     """Return a kernel compiled for a compute capability.
 
     Args:
-        kernel: a function of `triton.jit`, in decorators or bare.
-        signature: the types of its arguments by name, as Triton spells them: `*bf16`, `i32`, `fp32`,
-            `tensordesc<bf16[64,64]>`. A pointer divides by 16, unless `:1` follows; a number does where `:16` follows.
+        kernel: a function of `triton.jit`, in decorators or bare. What its heuristics compute is computed.
+        signature: its arguments by name, as tuner/offline/arguments.py has them: `*bf16`, `i32:16`, `i32=1`.
         parameters: its constants and launch options.
         limits: of the target.
 
@@ -51,9 +60,9 @@ def compiled_offline(
         UsageError: a type or a constant is missing or names nothing.
         NoFeasibleConfigError: it does not compile.
     """
-    function = jitted_function(kernel)
-    name = f"{function.fn.__module__}:{function.fn.__qualname__}"
-    compiled = compile_here(_spec(function, name, signature, parameters), limits.cc)
+    spec = spec_offline(kernel, signature, parameters)
+    name = name_of(spec.function)
+    compiled = compile_here(spec, limits.cc)
     if compiled.resources is None:
         raise NoFeasibleConfigError(
             f"{name} must compile for compute capability {limits.name}, but does not ({compiled.outcome}): "
@@ -62,30 +71,77 @@ def compiled_offline(
     return OfflineCode(name, dict(parameters), occupancy(compiled.resources, limits))
 
 
-def _spec(function: Any, name: str, signature: Mapping[str, str], parameters: Mapping[str, Plain]) -> CompileSpec:
-    options = {key: value for key, value in parameters.items() if key in LAUNCH_OPTIONS}
-    constants = {key: value for key, value in parameters.items() if key not in LAUNCH_OPTIONS}
-    defaults = {
-        key: param.default
-        for key, param in function.signature.parameters.items()
-        if param.default is not inspect.Parameter.empty
-    }
+def name_of(function: Any) -> str:
+    """Return the name of a jitted function, `module:function`."""
+    return f"{function.fn.__module__}:{function.fn.__qualname__}"
+
+
+def spec_offline(kernel: Any, signature: Mapping[str, str], parameters: Mapping[str, Any]) -> CompileSpec:
+    """Return what is compiled of a kernel; arguments as of `compiled_offline`.
+
+    Raises:
+        UsageError: a type or a constant is missing or names nothing, or a heuristic reads a value that is not given.
+    """
+    function = jitted_function(kernel)
     names = [param.name for param in function.params]
-    constants = {key: value for key, value in defaults.items() if key in names and key not in signature} | constants
-    _require_all(name, names, signature, constants)
-    kinds = {key: signature[key].partition(":")[0] if key in signature else "constexpr" for key in names}
-    divisible = [place for place, key in enumerate(names) if _divides(signature.get(key, ""))]
+    options = {key: value for key, value in parameters.items() if key in LAUNCH_OPTIONS and key not in names}
+    arguments = {key: parsed_argument(text) for key, text in signature.items()}
+    constants = _defaults(function, names, arguments)
+    constants |= {key: value for key, value in parameters.items() if key not in options}
+    constants |= _heuristics(kernel, function, arguments, parameters)
+    _require_all(name_of(function), names, signature, constants)
+    placed = [Argument(CONSTANT, constants[key]) if key in constants else arguments[key] for key in names]
+    flat = flattened(placed)
     return CompileSpec(
         function=function,
-        signature=kinds,
-        constexprs={(names.index(key),): value for key, value in constants.items()},
-        attrs={(place,): _DIVISIBLE for place in divisible},
+        signature={key: kind_of(argument) for key, argument in zip(names, placed, strict=True)},
+        constexprs={path: argument.value for path, argument in flat if argument.kind == CONSTANT},
+        attrs={path: _DIVISIBLE for path, argument in flat if argument.divides},
         options=options,
     )
 
 
-def _divides(kind: str) -> bool:
-    return (kind.startswith("*") and not kind.endswith(":1")) or kind.endswith(":16")
+def _defaults(function: Any, names: Sequence[str], arguments: Mapping[str, Parsed]) -> dict[str, Any]:
+    """Return the defaults of arguments that the signature does not tell."""
+    parameters = function.signature.parameters
+    values = {key: parameters[key].default for key in names if key not in arguments}
+    return {key: value for key, value in values.items() if value is not inspect.Parameter.empty}
+
+
+def _heuristics(
+    kernel: Any, function: Any, arguments: Mapping[str, Parsed], parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the constants that the kernel's heuristics compute, unless they are given; as at a launch, those see no
+    defaults.
+
+    Raises:
+        UsageError: one fails, such as by a value that is not given.
+    """
+    values = {key: value_of(argument) for key, argument in arguments.items()}
+    known = {key: value for key, value in values.items() if value is not UNKNOWN} | dict(parameters)
+    found: dict[str, Any] = {}
+    inner = kernel
+    while inner is not function:
+        for key, compute in getattr(inner, "values", {}).items():
+            if key not in parameters:
+                known[key] = found[key] = _computed(name_of(function), key, compute, known)
+        inner = inner.fn
+    return found
+
+
+def _computed(name: str, key: str, compute: Callable[[dict[str, Any]], Any], known: dict[str, Any]) -> Any:
+    """Return what a heuristic computes.
+
+    Raises:
+        UsageError: it fails.
+    """
+    try:
+        return compute(known)
+    except Exception as error:  # whatever an author's function raises
+        raise UsageError(
+            f"A heuristic of {name} computes {key} from the call, but fails with {type(error).__name__}: {error}. Give "
+            f"the values that it reads, as in `i32=1024`, or {key} itself by --param."
+        ) from error
 
 
 def _require_all(name: str, names: list[str], signature: Mapping[str, str], constants: Mapping[str, Any]) -> None:

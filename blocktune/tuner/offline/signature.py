@@ -7,52 +7,29 @@ from typing import Any
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import jitted_function
 from blocktune.runtime.autotuned.config import TYPES, LaunchProblem, Plain
-
-_TYPE = re.compile(r"\*\w+(:16|:1)?|\w+(:16)?|tensordesc<\w+\[\d+( *, *\d+)*\]>")
-"""The form of a type: a pointer, a number, or a tensor descriptor with its block."""
-
-_BETWEEN_TYPES = re.compile(r",(?![^<]*>)")
-"""A comma that does not stand between the numbers of a block."""
+from blocktune.tuner.offline.arguments import parsed_argument, parts_of
 
 _DESCRIPTOR = re.compile(r"(?P<dtype>\w+)d(?P<block>(\d+x)*\d+)?")
 """The word of a tensor descriptor in a stored key."""
 
 
 def positional_signature(kernel: Any, text: str) -> dict[str, str]:
-    """Return the types of a text by the names of the arguments that are no constants, in their order.
+    """Return the words of a text by the names of the arguments that are no constants, in their order.
 
     Raises:
-        UsageError: there are more or fewer of them, or one is no type.
+        UsageError: there are more or fewer of them, or one is no type and no value.
     """
     function = jitted_function(kernel)
     names = [param.name for param in function.params if not param.is_constexpr]
-    types = [kind.strip() for kind in _BETWEEN_TYPES.split(text) if kind.strip()]
-    if len(types) != len(names):
+    words = parts_of(text)
+    if len(words) != len(names):
         raise UsageError(
-            f"A signature has a type for each of {', '.join(names)}, but {text!r} has {len(types)}. Write for example "
-            "`*bf16,*bf16,i32:16`."
+            f"A signature has a type for each of {', '.join(names)}, but {text!r} has {len(words)}. Write for example "
+            "`*bf16,*bf16,i32:16`, or let a function launch the kernel: `--call MODULE:FUNCTION`."
         )
-    wrong = [kind for kind in types if not _is_type(kind)]
-    if wrong:
-        raise UsageError(
-            f"A signature has types as Triton spells them, but {wrong[0]!r} is none. Write `*bf16` for a pointer, "
-            "`fp32` or `i32` for a number, `i32:16` for one that divides by 16, `tensordesc<bf16[64,64]>` for a tensor "
-            "descriptor."
-        )
-    return dict(zip(names, types, strict=True))
-
-
-def _is_type(kind: str) -> bool:
-    """Return whether Triton knows a type of a signature."""
-    from triton.language import str_to_ty
-
-    if not _TYPE.fullmatch(kind):
-        return False
-    try:
-        str_to_ty(kind.partition(":")[0], None)
-    except KeyError:
-        return False
-    return True
+    for word in words:
+        parsed_argument(word)
+    return dict(zip(names, words, strict=True))
 
 
 def call_of_problem(kernel: Any, problem: LaunchProblem) -> tuple[dict[str, str], dict[str, Plain]]:
@@ -78,13 +55,14 @@ def call_of_problem(kernel: Any, problem: LaunchProblem) -> tuple[dict[str, str]
     kinds |= {param.name: "i" for param in function.params if not (param.is_constexpr or param.name in kinds)}
     constants = {param.name: values[param.name] for param in function.params if _is_constant(param, values)}
     constants |= {name: _CONSTANT_WORDS[word] for name, word in kinds.items() if word in _CONSTANT_WORDS}
-    return {name: _typed(word) for name, word in kinds.items() if name not in constants}, constants
+    types = {name: _typed(word) for name, word in kinds.items() if name not in constants}
+    return {name: _with_value(kind, values.get(name)) for name, kind in types.items()}, constants
 
 
 _CONSTANT_WORDS: dict[str, Plain] = {"=1": 1, "none": None}
 """Words of a key for arguments that Triton makes constants of."""
 
-_NUMBERS = {"i": "i32", "/16": "i32:16", "float": "fp32", "bool": "i1", "long": "i64", "long/16": "i64:16"}
+_NUMBERS = {"i": "i32", "/16": "i32:16", "float": "fp32", "bool": "u1", "long": "i64", "long/16": "i64:16"}
 
 
 def _has_a_word(param: Any, values: Mapping[str, Plain]) -> bool:
@@ -104,6 +82,11 @@ def _word_of(value: Plain) -> str:
         return "=1"
     long = "" if -(1 << 31) <= value < 1 << 31 else "long"
     return f"{long}/16" if value % 16 == 0 else long or "i"
+
+
+def _with_value(kind: str, value: Plain) -> str:
+    """Return the type of a number with the value that a key has of it, which heuristics may read."""
+    return f"{kind.partition(':')[0]}={value}" if type(value) is int else kind
 
 
 def _typed(word: str) -> str:

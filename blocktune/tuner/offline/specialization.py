@@ -43,20 +43,43 @@ def specialization_of(call: AutotunedCall, config: LaunchConfig, cc: tuple[int, 
     told = _specialization_data(call, config)
     if told is None:
         return None
-    document = {name: value for name, value in json.loads(told["specialization_data"]).items() if name != "key"}
+    options = json.loads(told["specialization_data"])["options"]
     spec = CompileSpec(
         function=call.function,
         signature=told["signature"],
         constexprs=told["constants"],
         attrs=told["configs"][0],
-        options=_tuples(document["options"]),
+        options=_tuples(options),
     )
+    return specialization_from(call.name, config, spec, cc)
+
+
+def specialization_from(name: str, config: LaunchConfig, spec: CompileSpec, cc: tuple[int, int]) -> Specialization:
+    """Return the specialization of a spec, whose kernel has this name."""
     key = compile_key(spec, cc)
-    return Specialization(config, spec, document if _travels(call, document, key, cc) else None, key)
+    return Specialization(config, spec, _travelling_document(name, spec, key, cc), key)
+
+
+def document_of(spec: CompileSpec) -> dict[str, Any] | None:
+    """Return what `spec_of` makes the spec of again, as JSON has it; None where a constant is more than a value, a data
+    type or a jitted function."""
+    document = {
+        "signature": dict(spec.signature),
+        "constant_keys": list(spec.constexprs),
+        "constant_vals": [_constant_document(value) for value in spec.constexprs.values()],
+        "attrs_keys": list(spec.attrs),
+        "attrs_vals": list(spec.attrs.values()),
+        "options": dict(spec.options),
+    }
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(document))
+    except TypeError:
+        return None
+    return found
 
 
 def spec_of(function: Any, document: Mapping[str, Any]) -> CompileSpec:
-    """Return the spec that Triton's description of a specialization stands for."""
+    """Return the spec that a document stands for."""
     constants = zip(document["constant_keys"], document["constant_vals"], strict=True)
     attributes = zip(document["attrs_keys"], document["attrs_vals"], strict=True)
     return CompileSpec(
@@ -83,6 +106,12 @@ def object_named(name: str) -> Any:
         raise UsageError(
             f"{name} cannot be imported: {error}. Write `module:function`, and look at the spelling and at PYTHONPATH."
         ) from error
+    except Exception as error:  # whatever a module raises, such as where there is no GPU
+        words = " ".join(str(error).split())
+        raise UsageError(
+            f"{name} cannot be imported: its module raises {type(error).__name__}: {words:.300} (import it in "
+            "Python to see where)."
+        ) from error
 
 
 def function_named(name: str) -> Any:
@@ -96,11 +125,16 @@ def function_named(name: str) -> Any:
 
 def is_importable(call: AutotunedCall) -> bool:
     """Return whether another process finds the kernel by its name: it is in no notebook, script or function."""
-    module, _, path = call.name.partition(":")
+    return has_name(call.function, call.name)
+
+
+def has_name(function: Any, name: str) -> bool:
+    """Return whether another process finds a jitted function by this name."""
+    module, _, path = name.partition(":")
     if module == "__main__" or "<locals>" in path or module not in sys.modules:
         return False
     try:
-        return function_named(call.name) is call.function
+        return function_named(name) is function
     except UsageError:
         return False
 
@@ -133,17 +167,37 @@ def _specialization_data(call: AutotunedCall, config: LaunchConfig) -> dict[str,
     return found[0] if found else None
 
 
-def _travels(call: AutotunedCall, document: Mapping[str, Any], key: str, cc: tuple[int, int]) -> bool:
-    """Return whether another process makes the same code of the description."""
-    return is_importable(call) and compile_key(spec_of(call.function, document), cc) == key
+def _travelling_document(name: str, spec: CompileSpec, key: str, cc: tuple[int, int]) -> dict[str, Any] | None:
+    """Return the document of a spec if another process makes the same code of it."""
+    document = document_of(spec) if has_name(spec.function, name) else None
+    if document is None:
+        return None
+    try:
+        same = compile_key(spec_of(spec.function, document), cc) == key
+    except UsageError:  # a constant is a function that only this process has
+        same = False
+    return document if same else None
+
+
+def _constant_document(value: Any) -> Any:
+    from triton import language as tl
+    from triton.runtime.jit import JITFunction
+
+    if isinstance(value, JITFunction):
+        return {"jit_function": f"{value.module}:{value.fn.__qualname__}"}
+    if type(value) is tl.dtype:  # not a pointer or another type made of it
+        return {"dtype": str(value)}
+    return {"constexpr": value.value} if isinstance(value, tl.constexpr) else value
 
 
 def _constant(value: Any) -> Any:
     from triton import language as tl
 
-    if isinstance(value, dict) and "constexpr" in value:
-        return tl.constexpr(value["constexpr"])
-    return tl.dtype(value) if isinstance(value, str) and tl.dtype.is_dtype(value) else value
+    if not isinstance(value, dict):
+        return _tuples(value)
+    if "jit_function" in value:
+        return function_named(value["jit_function"])
+    return tl.dtype(value["dtype"]) if "dtype" in value else tl.constexpr(_tuples(value["constexpr"]))
 
 
 def _tuples(value: Any) -> Any:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
+from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile.compiler import compile_here
 from blocktune.tuner.drop_in.autotune import autotune
-from blocktune.tuner.offline.code import compiled_offline
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import scale_kernel
@@ -245,12 +247,13 @@ def test_every_config_of_a_list_is_a_row_without_a_gpu(tune: Any) -> None:
 
 
 def test_a_config_that_does_not_compile_is_a_row_with_its_reason(tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(function: Any, types: Any, parameters: Any, limits: Any) -> Any:
-        if parameters["BLOCK"] == 256:
-            raise NoFeasibleConfigError("too many registers")
-        return compiled_offline(function, types, parameters, limits)
+    def refuse(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
+        if 256 in spec.constexprs.values():
+            return Compiled(outcome=Outcome.COMPILE_ERROR, error="too many registers")
+        return compile_here(spec, cc)
 
-    monkeypatch.setattr("blocktune.tuner.offline.code.compiled_offline", refuse)
+    monkeypatch.setattr("blocktune.tuner.compile_server.compile_ahead.has_code", lambda *_: True)
+    monkeypatch.setattr("blocktune.tuner.compile_server.compile_ahead.compile_here", refuse)
     found = json.loads(tune("occupancy", KERNEL, *SIGNATURE, "--json").stdout)["configs"]
     errors = {each["parameters"]["BLOCK"] for each in found if "error" in each}
     assert errors == {256}

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from blocktune.kernels.base.kernel import Thunk
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.measure.clock import HookedLaunch
 from blocktune.tuner.measure.protocol import Rounds, rotated_order
+from blocktune.tuner.offline.stand_in_driver import StandInDriver
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +29,17 @@ class Launch:
 
 
 @dataclass
-class FakeGpu:
+class FakeGpu(StandInDriver):
     """Stands where Triton's driver stands. time_us: how long a launch takes. effect: what it does."""
 
     time_us: Callable[[Launch], float] = lambda launch: 100.0
     effect: Callable[[Launch], None] = lambda launch: None
     launches: list[Launch] = field(default_factory=list)
     timed: list[Launch] = field(default_factory=list)
+    device: DeviceSpec = field(default_factory=lambda: device_named("h200"))
 
     def get_current_device(self) -> int:
         return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    @property
-    def utils(self) -> "FakeGpu":
-        return self
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
 
     def get_benchmarker(self) -> Callable[..., list[float]]:
         """Return what Triton's own tuner times launches with, in milliseconds."""
@@ -61,10 +50,6 @@ class FakeGpu:
             return [self.time_us(self.launches[-1]) / 1e3] * len(quantiles)
 
         return bench
-
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
-        """Return no module, which Triton 3.9 would unload when the code goes, after this GPU did."""
-        return None, 1, 32, 0, 1024
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
         names = src.fn.arg_names

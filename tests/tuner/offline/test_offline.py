@@ -43,14 +43,14 @@ def test_a_stored_key_tells_types_of_8_bits_and_pointers_that_do_not_divide() ->
     x = torch.zeros(1001, dtype=torch.float8_e4m3fn)[1:]
     args = (x, torch.zeros(1000), torch.ones(1000, dtype=torch.bool), 1000)
     types, constants = call_of_problem(widened_kernel, stored_key(widened_kernel, args))
-    assert types == {"x": "*fp8e4nv:1", "out": "*fp32", "mask": "*u1", "n": "i32"}
+    assert types == {"x": "*fp8e4nv:1", "out": "*fp32", "mask": "*u1", "n": "i32=1000"}
     assert compiled_offline(widened_kernel, types, constants | {"BLOCK": 256}, LIMITS).resources.registers
 
 
 def test_a_stored_key_tells_the_block_of_a_descriptor_unless_configs_set_it() -> None:
     args = (rows(), torch.zeros(8), 1024)
     types, constants = call_of_problem(row_kernel, stored_key(row_kernel, args))
-    assert types == {"rows": "tensordesc<fp32[1,256]>", "out": "*fp32", "n": "i32:16"}
+    assert types == {"rows": "tensordesc<fp32[1,256]>", "out": "*fp32", "n": "i32=1024"}
     assert compiled_offline(row_kernel, types, constants | {"BLOCK": 256}, LIMITS).resources.registers
     with pytest.raises(UsageError, match=r"unless hooks of the configs set them, as here. Give the types"):
         call_of_problem(row_kernel, stored_key(row_kernel, args, sets_blocks=True))
@@ -72,6 +72,10 @@ def test_a_signature_may_have_descriptors() -> None:
         ("*float,i32,fp32", r"but '\*float' is none. Write `\*bf16`"),
         ("*fp32,i32:8,fp32", "but 'i32:8' is none"),
         ("*fp32,i32:1,fp32", "but 'i32:1' is none"),
+        ("*fp32,i32=x,fp32", "A number has a value after `=`, but 'i32=x' has 'x'"),
+        ("*fp32,*fp32=1,fp32", "but '\\*fp32=1' is no number"),
+        ("*fp32,tl.bfloat,fp32", "tl.bfloat is no data type of Triton's"),
+        ("*fp32,tests.support:nothing,fp32", "has no attribute 'nothing'"),
         ("tensordesc<fp32>,i32,fp32", "but 'tensordesc<fp32>' is none"),
     ],
 )

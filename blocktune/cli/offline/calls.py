@@ -1,0 +1,110 @@
+"""`--call MODULE:FUNCTION`: the kernels that a function launches, with every config of their lists, without a GPU."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blocktune.cli.offline.gate import junit_text, require_no_flaws
+from blocktune.cli.offline.tables import print_config_tables
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_json
+from blocktune.cli.shared.kernel_arguments import importable_from_here
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.device_choice import choose_device
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.dry_run.config_table import OfflineTable
+
+Call = Annotated[
+    str | None,
+    typer.Option(
+        "--call",
+        metavar="MODULE:FUNCTION",
+        help="Compile the kernels that a function launches.",
+    ),
+]
+FailOn = Annotated[
+    str | None,
+    typer.Option("--fail-on", metavar="FLAWS", help="With --call: exit code 8 on spills,unfit,duplicates."),
+]
+JunitFile = Annotated[Path | None, typer.Option("--junit", help="With --call: write JUnit's XML.")]
+FillCache = Annotated[
+    Path | None, typer.Option("--fill-cache", help="With --call: keep the code in this Triton cache.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOutput:
+    """The forms in which tables are given out. brief: only what blocks take."""
+
+    as_json: bool
+    brief: bool = False
+    fail_on: str | None = None
+    junit: Path | None = None
+    cache: Path | None = None
+
+
+def require_call(call: str | None, output: CallOutput) -> None:
+    """Require a call where flags are given that only a call has.
+
+    Raises:
+        UsageError: there is none.
+    """
+    flags = {"--fail-on": output.fail_on, "--junit": output.junit, "--fill-cache": output.cache}
+    given = [name for name, value in flags.items() if value is not None]
+    if given and call is None:
+        raise UsageError(
+            f"{given[0]} is about the kernels of a `--call`, but there is none. Add --call MODULE:FUNCTION."
+        )
+
+
+def explain_call(call: str, devices: str | None, output: CallOutput) -> None:
+    """Compile what a function launches for each device, in a process of its own, since libraries decide by the GPU that
+    they find when they are imported.
+
+    Raises:
+        ConfigFlawError: a config has a flaw that is not allowed.
+        UsageError: a flaw or a device is none, or the function fails.
+    """
+    from blocktune.tuner.dry_run.config_row import flaws_named
+
+    kinds = () if output.fail_on is None else flaws_named(output.fail_on)
+    tables: list[OfflineTable] = []
+    for spec in [choose_device(name.strip()) for name in devices.split(",")] if devices else [choose_device()]:
+        note(f"compiling what {call} launches on {spec.name}")
+        tables += _tables_apart(call, spec, output.cache)
+    if output.junit is not None:
+        write_atomically(output.junit, junit_text(tables, kinds))
+    if output.as_json:
+        print_json({"call": call, "tables": [table.to_json() for table in tables]})
+    else:
+        print_config_tables(tables, brief=output.brief)
+    require_no_flaws(tables, kinds)
+
+
+def _tables_apart(call: str, device: "DeviceSpec", cache: Path | None) -> "tuple[OfflineTable, ...]":
+    with importable_from_here(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        try:
+            return processes.submit(tables_here, call, device, cache).result()
+        except BrokenProcessPool as error:
+            raise UsageError(
+                f"{call} must not end its process, but did so on {device.name}. Its last words are above."
+            ) from error
+
+
+def tables_here(call: str, device: "DeviceSpec", cache: Path | None) -> "tuple[OfflineTable, ...]":
+    """Return the tables of a call, whose output goes to standard error, and whose code is kept in a folder of Triton's
+    if one is given."""
+    os.dup2(2, 1)
+    if cache is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
+    from blocktune.tuner.dry_run.explain import explain
+
+    return explain(call, device=device).tables

@@ -1,0 +1,142 @@
+"""`tune occupancy MODULE:KERNEL` and `tune explain MODULE:KERNEL`: a kernel that is compiled here, and explained."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.offline.tables import print_config_tables
+from blocktune.cli.output.render import microseconds, print_json, say
+from blocktune.cli.shared.kernel_arguments import importable_from_here, parameter
+from blocktune.cli.shared.kernels import print_trials, require_kernels
+
+if TYPE_CHECKING:
+    from blocktune.db.records.records import KernelBest
+    from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
+    from blocktune.tuner.offline.code import OfflineCode
+
+
+def compile_by_name(
+    name: str, signature: str | None, options: Mapping[str, int | None], param: Sequence[str], limits: "ComputeLimits"
+) -> "OfflineCode":
+    """Return a function of `triton.jit`, found by its name, compiled with these types and constants.
+
+    Raises:
+        UsageError: there is no such function, or a type or constant is missing.
+        NoFeasibleConfigError: it does not compile.
+    """
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import positional_signature
+    from blocktune.tuner.offline.specialization import object_named
+
+    with importable_from_here():
+        kernel = object_named(name)
+        types = positional_signature(kernel, signature or "")
+        return compiled_offline(kernel, types, _key_values(options, param), limits)
+
+
+def has_list(name: str) -> bool:
+    """Return whether a kernel has a list of configs of its own.
+
+    Raises:
+        UsageError: there is no such kernel.
+    """
+    from blocktune.runtime.autotuned.call import tuner_in
+    from blocktune.tuner.offline.specialization import object_named
+
+    with importable_from_here():
+        return tuner_in(object_named(name)) is not None
+
+
+def show_configs(
+    name: str, signature: str | None, limits: "ComputeLimits", device: "DeviceSpec | None", *, as_json: bool
+) -> None:
+    """Compile every config of a kernel's list, and print what each takes and how many of its blocks fit.
+
+    Raises:
+        UsageError: a type is missing.
+    """
+    from blocktune.tuner.dry_run.explain import CompileTarget, listed_launch, tables_of
+    from blocktune.tuner.offline.specialization import object_named
+
+    with importable_from_here():
+        launch = listed_launch(object_named(name), signature or "", {}, limits.cc)
+        tables = tables_of([launch], CompileTarget(limits, device))
+    if as_json:
+        print_json(tables[0].to_json())
+    else:
+        print_config_tables(tables)
+
+
+def explain_kernel(
+    name: str,
+    device: "DeviceSpec",
+    db: str | None,
+    signature: str | None,
+    options: Mapping[str, int | None],
+    param: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Compile the winner of each key of a kernel and say what limits it, next to what the others took.
+
+    Raises:
+        NothingMeasuredError: no winner is known.
+        NoFeasibleConfigError: one does not compile.
+        UsageError: the kernel cannot be imported, or a type or constant of the call is not known.
+    """
+    from blocktune.tuner.offline.specialization import object_named
+
+    found = require_kernels(db, device, name, with_trials=True)
+    with importable_from_here():
+        kernel, given = object_named(name), _key_values(options, param)
+    explained = []
+    for best, trials in found:
+        code = _compiled_winner(kernel, best, signature, given, device.limits)
+        explained.append({"key": dict(best.shape.problem.arguments), "time_us": best.time_us, **code_json(code)})
+        if not as_json:
+            say(f"{best.shape.full_label} on {device.name}: {_source(best, given)}")
+            say(str(code))
+            print_trials(trials)
+            say("")
+    if as_json:
+        print_json({"device": device.name, "winners": explained})
+
+
+def _compiled_winner(
+    kernel: Any, best: "KernelBest", signature: str | None, given: Mapping[str, Any], limits: "ComputeLimits"
+) -> "OfflineCode":
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import call_of_problem, positional_signature
+
+    if signature is None:
+        types, constants = call_of_problem(kernel, best.shape.problem)
+    else:
+        types, constants = positional_signature(kernel, signature), {}
+    return compiled_offline(kernel, types, constants | best.config.parameters | dict(given), limits)
+
+
+def _source(best: "KernelBest", given: Mapping[str, Any]) -> str:
+    own = best.config.parameters
+    if any(own.get(name, value) != value for name, value in given.items()):
+        return "the winner with the values given, which were not measured"
+    return f"{best.config.label} took {microseconds(best.time_us)}"
+
+
+def _key_values(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Any]:
+    """Return options and constants by name; a constant may be a data type, a jitted function or a tuple.
+
+    Raises:
+        UsageError: a word has another form, or names nothing.
+    """
+    from blocktune.tuner.offline.arguments import UNKNOWN, constant_of
+
+    found: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    for key, value in map(parameter, param):
+        constant = constant_of(value) if isinstance(value, str) else value
+        found[key] = value if constant is UNKNOWN else constant
+    return found
+
+
+def code_json(code: "OfflineCode") -> dict[str, Any]:
+    """Return compiled code and its occupancy as plain values."""
+    kernel = {"kernel": code.kernel, "parameters": dict(code.parameters)}
+    return kernel | code.occupancy.to_json() | {"explanation": str(code)}
