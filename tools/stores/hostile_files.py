@@ -39,6 +39,7 @@ OTHERS = (
     ),
     *("profile --seq 8192 --dim 64 --device h200 --from DB", "roofline --device h200", "lab noise --seq 64 --dim 64"),
     *("freeze out.json --device h200 --sign DB", "report JSON --out out.html", "bench --seq 64 --dim 64"),
+    "contribute JSON --verify DB",
 )
 """What a stranger's file may be given to in addition: as a sweep, a list of shapes, a key, an export."""
 

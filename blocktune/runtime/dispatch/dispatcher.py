@@ -40,7 +40,6 @@ from blocktune.runtime.dispatch.sdpa_arguments import (
     type_obstacle,
 )
 from blocktune.runtime.dispatch.torch_attention import unconverted_attention
-from blocktune.runtime.dispatch.torch_math import prepare_blas
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
 
@@ -283,8 +282,6 @@ class Dispatcher(Engine):
         found = self.torch_plan(call) if isinstance(call, str) else serve(*arguments[:3], call)
         if not isinstance(found, TorchPlan):
             return found[0]
-        if is_capturing(given.query):
-            prepare_blas(given.query.device)
         by_torch = TorchCall(found, arguments)
         remember(resolver.fast_path, by_torch)
         return by_torch(*(arguments[:3] if arguments.attn_mask is None else arguments[:4]))[0]

@@ -37,6 +37,7 @@ from torch.backends import cuda as backends
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES
 from blocktune.runtime.dispatch.obstacles import needs_gradients
 from blocktune.runtime.dispatch.sdpa_arguments import SdpaArguments, with_positive_scale
@@ -105,6 +106,15 @@ def _is_sound_mask(given: SdpaArguments, mask: Tensor) -> bool:
     query, key = given.query, given.key
     is_alone = query.device.type == FUSED_DEVICE and key.dim() > 1 and not given.is_causal
     return is_alone and mask.dtype in (torch.bool, query.dtype) and one_for_each_key(mask, key.shape[-2]) is mask
+
+
+def prepare_blas(device: torch.device) -> None:
+    """Have cuBLAS handles for this thread and for autograd's, which a thread takes from PyTorch's pool at its first
+    product. A handle that is created while a CUDA graph is captured ends the capture."""
+    run_on_side_thread(torch.cuda.current_blas_handle, device)  # back in the pool when the thread ends
+    with torch.cuda.device(device):
+        torch.cuda.current_blas_handle()
+    run_on_side_thread(torch.cuda.current_blas_handle, device)
 
 
 def sdpa_backend(given: SdpaArguments) -> int:

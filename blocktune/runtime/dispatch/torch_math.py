@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference
@@ -18,7 +17,7 @@ from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.launches.results import dense_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import is_capturing, is_short_cache, is_symbolic
 from blocktune.runtime.dispatch.sdpa_arguments import AUTOCAST_DEVICES, SdpaArguments
-from blocktune.runtime.dispatch.torch_attention import torch_attention
+from blocktune.runtime.dispatch.torch_attention import prepare_blas, torch_attention
 
 
 def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:
@@ -36,14 +35,6 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
         if call.extras.sinks is not None:
             out, sums = with_sinks(out, sums, call.extras.sinks)
         return out, sums.float()
-
-
-def prepare_blas(device: torch.device) -> None:
-    """Have cuBLAS handles for this thread and for autograd's, which a thread takes from PyTorch's pool at its first
-    product. A handle that is created while a CUDA graph is captured ends the capture."""
-    run_on_side_thread(torch.cuda.current_blas_handle, device)  # back in the pool when the thread ends
-    torch.cuda.current_blas_handle()
-    run_on_side_thread(torch.cuda.current_blas_handle, device)
 
 
 def sdpa_call_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> SdpaArguments:

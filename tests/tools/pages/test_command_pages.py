@@ -1,5 +1,6 @@
 """What pages show of the commands is what the commands say and print."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,15 @@ def test_the_reference_of_the_commands_is_up_to_date() -> None:
 
 def test_the_reference_has_every_command_flag_and_default() -> None:
     text = reference()
+    of_shapes = ["--seq", *re.findall(r"`(--[\w-]+)`", text.split("| `--seq`")[1].split("| `--device`")[0])]
+    assert len(of_shapes) == 12
     assert {"run", "lab replay", "lab sweeps show"} <= leaf_commands().keys()
     for name, command in leaf_commands().items():
         section = text.split(f"### tune {name}\n")[1].split("\n### ")[0]
-        flags = [flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")]
+        flags = {flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")}
+        if "`--seq` to `--features`" in section:
+            assert flags >= set(of_shapes)
+            flags -= set(of_shapes)
         assert [flag for flag in flags if f"`{flag}" not in section] == []
     assert "| `--seed` | Random seed for the sampler and the test data. | 0 |" in text
     assert "| `--heads` | Query heads. | 2048 / dim |" in text

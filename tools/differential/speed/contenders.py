@@ -1,6 +1,7 @@
 """The launches of a case: ours, and those of the kernel that PyTorch chooses by itself."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,10 +20,17 @@ def launches_of(case: SpeedCase, *, kernels: bool = False) -> tuple[Launch, Laun
     """Return our launch of a case and PyTorch's, each of which has run once. kernels: our kernels serve it also where
     PyTorch's is expected to be faster."""
     if kernels:
-        pytorch_rival.shipped_rival = lambda *kind: None
+        pytorch_rival.shipped_rival = _no_rival
     torch.manual_seed(0)
     tensors, options = _tensors(case), _options(case)
     return _launch(attention, case, tensors, options), _launch(scaled_dot_product_attention, case, tensors, options)
+
+
+@cache
+def _no_rival(*kind: Any) -> pytorch_rival.PytorchRival | None:
+    """Return that nothing is known of PyTorch's kernels."""
+    del kind
+    return None
 
 
 def _launch(attend: Attend, case: SpeedCase, tensors: list[Tensor], options: dict[str, Any]) -> Launch:

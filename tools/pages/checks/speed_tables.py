@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.output.json_files import read_document
-from blocktune.runtime.selection.pytorch_rival import FORMAT, MAX_EXTRA_US, MAX_RATIO, SCHEMA, SUFFIX
+from blocktune.runtime.selection.pytorch_rival import FORMAT, SCHEMA, SUFFIX
+from tools.differential.speed.timing import MAX_EXTRA_US, MAX_RATIO
 from tools.pages.document_tables import commit_sentence, markdown_table
 
 __all__ = ["SUFFIX", "block"]

@@ -70,11 +70,11 @@ class MaskRows(NamedTuple):
     @classmethod
     def of(cls, mask: Any, *, pins: bool) -> "MaskRows":
         """Return how masks like this one are read, [batch or 1, num_heads or 1, seqlen_q or 1, seqlen_k], any of them
-        expanded, or None."""
+        expanded, or None. One that all keys share is small, and is read as it is."""
         import torch
 
         strides = broadcast_strides(mask, 4)
-        if mask is None or _is_aligned(mask, strides):
+        if mask is None or not strides[3] or _is_aligned(mask, strides):
             return cls(None, 0, torch.uint8, strides)
         mask = mask_bytes(mask)
         own = tuple(1 if stride == 0 else size for size, stride in zip(mask.shape[:3], strides[:3], strict=True))
@@ -114,8 +114,7 @@ def mask_specs(shape: AttentionShape) -> tuple[CompileSpec, ...]:
 
 
 def _is_aligned(mask: Any, strides: tuple[int, ...]) -> bool:
-    """Return whether every row begins at a multiple of `HINTED` elements, and its keys stand side by side or share one
-    element."""
+    """Return whether every row begins at a multiple of `HINTED` elements, and its keys stand side by side."""
     *others, of_keys = strides
-    is_dense = of_keys in (0, 1) and not any(stride % HINTED for stride in others)
+    is_dense = of_keys == 1 and not any(stride % HINTED for stride in others)
     return is_dense and mask.data_ptr() % ALIGNMENT_BYTES == 0

@@ -85,7 +85,7 @@ def transformers_attention(
         return out, None
     refuse_others(others)
     if attention_mask is not None:
-        attention_mask = keep_within_sequences(attention_mask, others)
+        attention_mask = keep_within_sequences(attention_mask, query, key, others)
     queries = query.shape[2]
     causal = queries > 1 and attention_mask is None and wanted
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet

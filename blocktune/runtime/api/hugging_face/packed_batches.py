@@ -71,8 +71,9 @@ def is_packed(keywords: dict[str, Any], attention_mask: Tensor | None) -> bool:
     return attention_mask is None and begins.numel() > 2
 
 
-def keep_within_sequences(mask: Tensor, keywords: dict[str, Any]) -> Tensor:
-    """Return a mask [batch, heads, L, S] without the pairs of different sequences that a layer's keywords describe.
+def keep_within_sequences(mask: Tensor, query: Tensor, key: Tensor, keywords: dict[str, Any]) -> Tensor:
+    """Return a mask that broadcasts to [batch, heads, L, S], without the pairs of different sequences that a layer's
+    keywords describe.
 
     A model that leaves positions out of its mask, as GPT-OSS does, has a mask which does not keep them apart.
     """
@@ -80,11 +81,11 @@ def keep_within_sequences(mask: Tensor, keywords: dict[str, Any]) -> Tensor:
     if begins_q is None or begins_q.numel() <= 2:
         return mask
     begins_k = keywords.get("cu_seq_lens_k")
-    batch, _, queries, keys = mask.shape
-    sides = ((begins_q, queries), (begins_q if begins_k is None else begins_k, keys))
+    batch = query.shape[0]
+    sides = ((begins_q, query.shape[2]), (begins_q if begins_k is None else begins_k, key.shape[2]))
     of_query, of_key = (Tokens.of(begins, batch * count).sequence.view(batch, 1, count) for begins, count in sides)
     same = of_query[..., None] == of_key[..., None, :]
-    return mask & same if mask.dtype is torch.bool else mask.masked_fill(~same, float("-inf"))
+    return mask & same if mask.dtype is torch.bool else torch.where(same, mask, float("-inf"))
 
 
 def join_cached_keys(module: Module, key: Tensor, value: Tensor, keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:

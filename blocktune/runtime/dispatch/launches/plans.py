@@ -14,8 +14,9 @@ from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.memory_layout import copy_to_layout, fits_layout, is_given, memory_layout
 from blocktune.runtime.dispatch.launches.results import new_gradients, new_results
+from blocktune.runtime.dispatch.obstacles import is_capturing
 from blocktune.runtime.dispatch.sdpa_arguments import SdpaArguments
-from blocktune.runtime.dispatch.torch_attention import bind_sdpa
+from blocktune.runtime.dispatch.torch_attention import bind_sdpa, prepare_blas
 from blocktune.runtime.selection.explanation import Explanation
 
 
@@ -146,6 +147,8 @@ class TorchCall:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
+        if is_capturing(query):
+            prepare_blas(query.device)
         if self._layout is Layout.HEADS_FIRST:
             return self._attend(query, key, value, *mask), None
         query, key, value = self._layout.to_heads_first(query, key, value)

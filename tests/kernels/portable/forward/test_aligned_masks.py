@@ -37,6 +37,7 @@ AS_THEY_ARE: dict[str, Make] = {
     "keys alone": lambda **own: drawn(37, **own).expand(2, 3, 20, 37),
     "begin of aligned rows": lambda **own: drawn(2, 3, 20, 64, **own)[..., :37],
     "one number": lambda **own: drawn(1, **own).expand(2, 3, 20, 37),
+    "one number for a query": lambda **own: drawn(2, 1, 20, 1, **own).expand(2, 3, 20, 37),
 }
 
 

@@ -123,7 +123,8 @@ def test_prompts_with_one_beginning_share_its_pages() -> None:
 def test_other_names_are_asked_of_transformers() -> None:
     from transformers.generation.continuous_batching import continuous_api
 
-    register_with_transformers("another name")
+    for name in ("another name", "blocktune"):
+        register_with_transformers(name)
     asked = continuous_api.is_flash_attention_requested
     names = ("another name", "blocktune", "flash_attention_2", "sdpa", None)
     assert [asked(requested_attention_implementation=name) for name in names] == [True, True, True, False, False]

@@ -10,6 +10,7 @@ from torch import Tensor
 from blocktune.integrations import register_with_transformers
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.api.hugging_face.attention import transformers_attention
+from blocktune.runtime.api.hugging_face.packed_batches import keep_within_sequences
 from tests.support.models.families import need_transformers, tiny_model
 
 pytestmark = pytest.mark.triton_free
@@ -47,6 +48,19 @@ def qkv(device: str = "cpu") -> tuple[Tensor, ...]:
     dtype = torch.float32 if device == "cpu" else torch.float16
     sizes = ((1, heads, sum(LENGTHS), 16) for heads in (4, 2, 2))
     return tuple(torch.randn(size).to(device, dtype).requires_grad_() for size in sizes)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_one_mask_for_a_batch_is_kept_within_the_sequences_of_each_entry(rows: int) -> None:
+    query, key = torch.zeros(2, 4, 6, 16), torch.zeros(2, 2, 6, 16)
+    mask = torch.rand(1, 1, rows, 6, generator=torch.Generator().manual_seed(1)) > 0.3
+    place = torch.repeat_interleave(torch.arange(4), torch.tensor((4, 2, 3, 3))).view(2, 6)
+    same = (place[:, :, None] == place[:, None])[:, None]
+    keywords = {"cu_seq_lens_q": begins((4, 2, 3, 3))}
+    assert torch.equal(keep_within_sequences(mask, query, key, keywords), mask & same)
+    added = torch.where(mask, 0.5, -1e9)
+    hidden = keep_within_sequences(added, query, key, keywords)
+    assert torch.equal(hidden, torch.where(same, added.expand(2, 1, 6, 6), float("-inf")))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -22,7 +22,7 @@ from blocktune.runtime.api.flash_attn import flash_attn_func
 from blocktune.runtime.dispatch import fast_path
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
-from blocktune.runtime.dispatch.launches import guards
+from blocktune.runtime.dispatch.launches import guards, plans
 from blocktune.runtime.dispatch.sdpa_arguments import mask_of_scores
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
@@ -255,6 +255,18 @@ def test_masked_calls_of_pytorch_take_the_fast_path(
         with sdpa_kernel(SDPBackend.MATH):
             wanted = gradients_of(lambda q, k, v, m: sdpa(q, k, v, m), tensors)
         torch.testing.assert_close(gradients_of(with_mask(dispatcher), tensors), wanted)
+
+
+def test_pytorchs_products_are_prepared_in_captures_that_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher, tensors = Dispatcher(ListSource()), [*three(), mask()]
+    prepared: list[torch.device] = []
+    monkeypatch.setattr(plans, "prepare_blas", prepared.append)
+    dispatcher(*tensors)
+    assert not prepared
+    monkeypatch.setattr(plans, "is_capturing", lambda query: True)
+    monkeypatch.setattr(dispatcher, "_call_slowly", no_call)
+    dispatcher(*tensors)
+    assert prepared == [tensors[0].device]
 
 
 def test_tensors_of_a_call_are_not_kept(kernels: Kernels) -> None:
