@@ -102,6 +102,26 @@ def test_pages_have_gradients(device: str, lengths: tuple[int, ...]) -> None:
         assert_right(one, other, device)
 
 
+@pytest.mark.parametrize("lengths", [DECODE, PREFILL])
+@pytest.mark.parametrize("device", DEVICES)
+def test_pairs_are_dropped_over_pages(device: str, lengths: tuple[int, ...]) -> None:
+    """Those that are dropped over keys in one piece."""
+    torch.manual_seed(0)
+    q, (k, v, table) = random(sum(lengths), 4, 64, device=device), pages_of(16, device)
+    keys = [
+        torch.cat([pages[own.long()].flatten(0, 1)[:length] for own, length in zip(table, KEYS, strict=True)])
+        for pages in (k, v)
+    ]
+    arguments = bounds(lengths, device), bounds(KEYS, device), max(lengths), max(KEYS)
+    found = []
+    for tensors, pages in ((keys, None), ((k, v), table)):
+        torch.manual_seed(1)
+        found.append(flash_attn_varlen_func(q, tensors[0], tensors[1], *arguments, dropout_p=0.5, block_table=pages))
+    torch.testing.assert_close(found[1], found[0])
+    kept = flash_attn_varlen_func(q, k, v, *arguments, block_table=table)
+    assert not torch.allclose(found[1], kept, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize(
     ("message", "given"),
     [

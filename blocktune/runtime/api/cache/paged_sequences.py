@@ -1,8 +1,8 @@
 """Packed queries over keys that lie in pages: chunks of prompts, and decoding, over a paged cache.
 
 Few queries of each sequence are padded at their beginning, which leaves the last one at the last key, and decoded. More
-of them are computed as they are, by forward kernels. Both read the pages where they lie. Where gradients are needed the
-keys are copied in their order.
+of them are computed as they are, by forward kernels. Both read the pages where they lie. For gradients and for dropout
+the keys are copied in their order.
 """
 
 from dataclasses import dataclass
@@ -78,9 +78,10 @@ def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: i
 
 
 def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[str, Any]) -> bool:
-    """Return whether kernels can read the pages: over a cache there are no gradients."""
-    some = longest > 0 and query.numel() > 0
-    return some and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
+    """Return whether kernels may read the pages: over a cache there are neither gradients nor dropout."""
+    if longest <= 0 or query.numel() == 0 or asked.get("dropout_p"):
+        return False
+    return not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
 
 
 def over_pages(
@@ -112,7 +113,7 @@ def over_pages(
         "lengths": (table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),
     }
     others = {name: own for name, own in asked.items() if name != "cu_seqlens_k"} | of_cache
-    if longest <= FEW_QUERIES and not asked.get("dropout_p") and not asked.get("num_splits"):
+    if longest <= FEW_QUERIES and not asked.get("num_splits"):
         return _decoded(q, keys, values, longest, others, lse=lse, dispatcher=dispatcher)
     out, sums = dispatcher.attend(q.transpose(0, 1)[None], keys, values, lse=lse, **others)
     return out[0].transpose(0, 1), sums
