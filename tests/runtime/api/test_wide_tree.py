@@ -90,6 +90,15 @@ def test_an_entry_may_have_fewer_rows_than_drafts(drafts: int, paged: bool) -> N
     torch.testing.assert_close(out, right, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("drafts", [KERNEL_DRAFTS, KERNEL_DRAFTS + 1, MAX_DRAFTS])
+def test_float64_is_exact(drafts: int) -> None:
+    parents, length = random_forest(drafts, 1), CAPACITY - 20
+    query, cache = torch.randn(1, HEADS, drafts, DIM), torch.randn(2, 1, CAPACITY, KV_HEADS, DIM)
+    query, (keys, values) = query.double(), cache.double()
+    out = tree_attention(query, keys, values, tree_words(parents)[None], torch.tensor([length], dtype=torch.int32))
+    torch.testing.assert_close(out, definition(query, keys, values, [parents], [length]), atol=1e-13, rtol=1e-13)
+
+
 def test_bad_wide_calls_are_refused() -> None:
     drafts = 100
     query, cache = torch.randn(1, HEADS, drafts, DIM), torch.randn(1, CAPACITY, KV_HEADS, DIM)
