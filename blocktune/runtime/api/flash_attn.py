@@ -1,6 +1,7 @@
 """FlashAttention-2's functions, in its argument order and with its meaning: [batch, seqlen, heads, dim], packed tokens
 [tokens, heads, dim], causal from the lower right. Differentiable."""
 
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +22,7 @@ from blocktune.runtime.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
+from blocktune.runtime.dispatch.engine import NotServedError
 from blocktune.runtime.dispatch.launches.dtensors import refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.obstacles import is_symbolic
@@ -198,7 +200,8 @@ def attend_packed(
         asked["remember"], table = None, with_dense_rows(table)
         check_pages(query, k, v, table, bounds[1], dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
-            return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
+            with suppress(NotServedError):  # then the keys are copied
+                return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
         k, v = as_sequences(k, v, table, bounds[1], longest[1])
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))

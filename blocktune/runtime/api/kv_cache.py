@@ -213,7 +213,8 @@ def tree_attention(
     check_cache(query, k_pages, v_pages, table)
     asked = _call_options(query, k_pages, lengths, table, scale, causal=False)
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-    if drafts > KERNEL_DRAFTS:
+    # PyTorch computes float64 in one part: the float32 log-sum-exps of two would cost its accuracy
+    if drafts > KERNEL_DRAFTS and query.dtype is not torch.float64:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(tree_mask=tree_mask, **asked).over(query, keys))
         return wide_tree_attention(query, k_pages, v_pages, tree_mask, asked, dispatcher)

@@ -27,21 +27,27 @@ def wide_tree_attention(
     """
     drafts, lengths = query.shape[2], asked["cache_seqlens"]
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-    before = dispatcher.attend(query, keys, values, lse=True, **asked | {"cache_seqlens": lengths - drafts})
-    own = [_last_rows(pages, lengths, drafts, asked["block_table"]).transpose(1, 2) for pages in (k_pages, v_pages)]
-    mask = _visible_pairs(tree_mask, drafts)[:, None]
+    earlier = (lengths - drafts).clamp(min=0)
+    before = dispatcher.attend(query, keys, values, lse=True, **asked | {"cache_seqlens": earlier})
+    rows = (lengths.long() - drafts)[:, None] + torch.arange(drafts, device=lengths.device)
+    own = [_rows_of(pages, rows, asked["block_table"]).transpose(1, 2) for pages in (k_pages, v_pages)]
+    mask = (_visible_pairs(tree_mask, drafts) & (rows >= 0)[:, None])[:, None]
     among = dispatcher.attend(query, *own, lse=True, causal=Causal.NONE, scale=asked["scale"], mask=mask)
     out, _ = merge_partial(before[0].transpose(1, 2), before[1], among[0].transpose(1, 2), among[1])
     return out.transpose(1, 2)
 
 
-def _last_rows(pages: Tensor, lengths: Tensor, count: int, table: Tensor | None) -> Tensor:
-    """Return the last rows of each entry, [batch, count, heads, dim]."""
-    rows = (lengths.long() - count)[:, None] + torch.arange(count, device=lengths.device)
+def _rows_of(pages: Tensor, rows: Tensor, table: Tensor | None) -> Tensor:
+    """Return these rows of each entry, int64 [batch, count], as [batch, count, heads, dim]; zeros for negative ones."""
+    present = rows >= 0
+    rows = rows.clamp(min=0)
     if table is None:
-        return pages[torch.arange(len(rows), device=rows.device)[:, None], rows]
-    size = pages.shape[1]
-    return pages[table.long().gather(1, rows // size), rows % size]
+        found = pages[torch.arange(len(rows), device=rows.device)[:, None], rows]
+    else:
+        size = pages.shape[1]
+        page = table.long().gather(1, rows // size).where(present, 0)  # an empty entry's table may hold anything
+        found = pages[page, rows % size]
+    return found.masked_fill(~present[..., None, None], 0.0)
 
 
 def _visible_pairs(tree_mask: Tensor, drafts: int) -> Tensor:

@@ -19,6 +19,7 @@ from blocktune import (
     flash_attn_varlen_qkvpacked_func,
     varlen_attn,
 )
+from blocktune.runtime.dispatch import torch_math
 from tests.runtime.api.test_flash_api import DEVICES, assert_ours, assert_right, defined, exact, no_plans, random
 
 pytestmark = pytest.mark.triton_free
@@ -100,6 +101,45 @@ def test_pages_have_gradients(device: str, lengths: tuple[int, ...]) -> None:
     got, wanted = torch.autograd.grad(out, leaves, grad), torch.autograd.grad(right, doubles, grad.double().cpu())
     for one, other in zip(got, wanted, strict=True):
         assert_right(one, other, device)
+
+
+@pytest.mark.parametrize("lengths", [DECODE, PREFILL])
+@pytest.mark.parametrize("device", DEVICES)
+def test_pairs_are_dropped_over_pages(device: str, lengths: tuple[int, ...]) -> None:
+    """Those that are dropped over keys in one piece."""
+    torch.manual_seed(0)
+    q, (k, v, table) = random(sum(lengths), 4, 64, device=device), pages_of(16, device)
+    keys = [
+        torch.cat([pages[own.long()].flatten(0, 1)[:length] for own, length in zip(table, KEYS, strict=True)])
+        for pages in (k, v)
+    ]
+    arguments = bounds(lengths, device), bounds(KEYS, device), max(lengths), max(KEYS)
+    found = []
+    for tensors, pages in ((keys, None), ((k, v), table)):
+        torch.manual_seed(1)
+        found.append(flash_attn_varlen_func(q, tensors[0], tensors[1], *arguments, dropout_p=0.5, block_table=pages))
+    torch.testing.assert_close(found[1], found[0])
+    kept = flash_attn_varlen_func(q, k, v, *arguments, block_table=table)
+    assert not torch.allclose(found[1], kept, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(("lengths", "compiled"), [(DECODE, False), (PREFILL, False), (PREFILL, True)])
+def test_pytorch_computes_scores_of_the_keys_alone(
+    lengths: tuple[int, ...], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of all rows that a wide table has room for."""
+    q, (k, v, _) = random(sum(lengths), 4, 64, device="cpu"), pages_of(16, "cpu")
+    table, sizes = torch.zeros(4, 1000, dtype=torch.int32), []
+
+    def notice(query: Tensor, key: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        sizes.append(key.shape[2])
+        return definition(query, key, *others)
+
+    definition = torch_math._attend_dense
+    monkeypatch.setattr(torch_math, "_attend_dense", notice)
+    function = torch.compile(flash_attn_varlen_func, backend="eager") if compiled else flash_attn_varlen_func
+    function(q, k, v, bounds(lengths), bounds(KEYS), max(lengths), max(KEYS), causal=True, block_table=table)
+    assert sizes[-1] == len(KEYS) * max(KEYS)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Packed queries over keys that lie in pages: chunks of prompts, and decoding, over a paged cache.
 
 Few queries of each sequence are padded at their beginning, which leaves the last one at the last key, and decoded. More
-of them are computed as they are, by forward kernels. Both read the pages where they lie. Where gradients are needed the
-keys are copied in their order.
+of them are computed as they are, by forward kernels. Both read the pages where they lie. For gradients, for dropout and
+for PyTorch, the keys are copied in their order.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from blocktune.runtime.api.cache.rows import CacheRows
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
-from blocktune.runtime.dispatch.obstacles import needs_gradients
+from blocktune.runtime.dispatch.obstacles import is_symbolic, needs_gradients, tensor_obstacle, trace_obstacle
 
 FEW_QUERIES = DECODED_QUERIES
 """Up to here the padding costs decoding next to nothing."""
@@ -78,9 +78,13 @@ def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: i
 
 
 def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[str, Any]) -> bool:
-    """Return whether kernels can read the pages: over a cache there are no gradients."""
-    some = longest > 0 and query.numel() > 0
-    return some and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
+    """Return whether kernels may read the pages: over a cache there are neither gradients nor dropout. A
+    compiled graph keeps the answer, which is no there for tensors that only PyTorch computes."""
+    if longest <= 0 or query.numel() == 0 or asked.get("dropout_p"):
+        return False
+    if needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes")):
+        return False
+    return not is_symbolic(query) or tensor_obstacle(query, k, v) is None
 
 
 def over_pages(
@@ -101,6 +105,10 @@ def over_pages(
 
     Returns:
         the output [tokens, num_heads, head_dim_v] and the log-sum-exp [num_heads, tokens], None unless it is wanted.
+
+    Raises:
+        NotServedError: no kernel serves the call. PyTorch would compute scores of all rows that the table has room for,
+            and does so only in traced calls, whose lengths cannot be read.
     """
     k_pages, v_pages, pages = CacheRows(table=table).as_pages(k, v)
     assert pages is not None  # since there was a table
@@ -110,9 +118,10 @@ def over_pages(
         "block_table": pages,
         "page_size": k_pages.shape[1],
         "lengths": (table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),
+        "only_ours": asked.get("only_ours", False) or trace_obstacle(q, k, v) is None,
     }
     others = {name: own for name, own in asked.items() if name != "cu_seqlens_k"} | of_cache
-    if longest <= FEW_QUERIES and not asked.get("dropout_p") and not asked.get("num_splits"):
+    if longest <= FEW_QUERIES and not asked.get("num_splits"):
         return _decoded(q, keys, values, longest, others, lse=lse, dispatcher=dispatcher)
     out, sums = dispatcher.attend(q.transpose(0, 1)[None], keys, values, lse=lse, **others)
     return out[0].transpose(0, 1), sums
