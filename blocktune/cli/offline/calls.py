@@ -1,10 +1,6 @@
 """`--call MODULE:FUNCTION`: the kernels that a function launches, with every config of their lists, without a GPU."""
 
-import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,8 +62,7 @@ def require_call(call: str | None, output: CallOutput) -> None:
 
 
 def explain_call(call: str, devices: str | None, output: CallOutput) -> None:
-    """Compile what a function launches for each device, in a process of its own, since libraries decide by the GPU that
-    they find when they are imported.
+    """Compile what a function launches for each device, in a process of its own.
 
     Raises:
         ConfigFlawError: a config has a flaw that is not allowed.
@@ -90,21 +85,9 @@ def explain_call(call: str, devices: str | None, output: CallOutput) -> None:
 
 
 def _tables_apart(call: str, device: "DeviceSpec", cache: Path | None) -> "tuple[OfflineTable, ...]":
-    with importable_from_here(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        try:
-            return processes.submit(tables_here, call, device, cache).result()
-        except BrokenProcessPool as error:
-            raise UsageError(
-                f"{call} must not end its process, but did so on {device.name}. Its last words are above."
-            ) from error
+    """Return the tables of a call, whose code is kept in a folder of Triton's if one is given."""
+    from blocktune.tuner.dry_run.explain import explain_by_name
 
-
-def tables_here(call: str, device: "DeviceSpec", cache: Path | None) -> "tuple[OfflineTable, ...]":
-    """Return the tables of a call, whose output goes to standard error, and whose code is kept in a folder of Triton's
-    if one is given."""
-    os.dup2(2, 1)
-    if cache is not None:
-        os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
-    from blocktune.tuner.dry_run.explain import explain
-
-    return explain(call, device=device).tables
+    variables = {} if cache is None else {"TRITON_CACHE_DIR": str(cache.resolve())}
+    with importable_from_here():
+        return explain_by_name(call, device, variables).tables
