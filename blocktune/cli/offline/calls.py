@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +35,9 @@ FillCache = Annotated[
     Path | None, typer.Option("--fill-cache", help="With --call: keep the code in this Triton cache.")
 ]
 
+_OF_CALLS = ("call", "device", "as_json", "fail_on", "junit", "fill_cache")
+"""Parameters of commands that a call heeds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutput:
@@ -59,6 +62,35 @@ def require_call(call: str | None, output: CallOutput) -> None:
         raise UsageError(
             f"{given[0]} is about the kernels of a `--call`, but there is none. Add --call MODULE:FUNCTION."
         )
+
+
+def refuse_beside_call(context: typer.Context) -> None:
+    """Refuse arguments of a command that has a `--call` which a call would silently ignore.
+
+    Raises:
+        UsageError: some are given.
+    """
+    surplus = [
+        _spelling(parameter)
+        for parameter in context.command.params
+        if parameter.name not in _OF_CALLS and _is_given(context, parameter.name)
+    ]
+    if surplus:
+        words = " and ".join(surplus)
+        raise UsageError(
+            f"A `--call` compiles every config of the kernels that it launches, but {words} "
+            f"{'is' if len(surplus) == 1 else 'are'} given too. Leave out --call or {words}."
+        )
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _spelling(parameter: Any) -> str:
+    """Return what users know an argument by: the flag, or the word in capitals."""
+    return str(max(parameter.opts, key=len)) if parameter.param_type_name == "option" else str(parameter.metavar)
 
 
 def explain_call(call: str, devices: str | None, output: CallOutput) -> None:
