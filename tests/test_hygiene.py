@@ -115,7 +115,6 @@ def test_commands_print_by_one_door() -> None:
 
 WHOLE_ENVIRONMENTS = {
     "cli/explain/checks.py": "what Triton's variables mean to `tune doctor`",
-    "cli/offline/calls.py": "for Triton, in a child",
     "tuner/cluster/compile_task.py": "for a child",
     "tuner/cluster/connection.py": "for Ray",
     "tuner/cluster/worker.py": "for a child",

@@ -3,7 +3,18 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.offline.calls import Call, CallOutput, FailOn, FillCache, JunitFile, explain_call, require_call
+import typer
+
+from blocktune.cli.offline.calls import (
+    Call,
+    CallOutput,
+    FailOn,
+    FillCache,
+    JunitFile,
+    explain_call,
+    refuse_beside_call,
+    require_call,
+)
 from blocktune.cli.offline.kernel import explain_kernel
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.chosen_config import Choice, analyse_choice, choose_config, measured_time_us
@@ -45,6 +56,7 @@ ALGORITHMS = {
 
 @with_optional_shape_flags
 def explain(
+    context: typer.Context,
     flags: ShapeFlags | None,
     autotuned: KernelName = None,
     signature: Signature = None,
@@ -87,7 +99,8 @@ def explain(
     output = CallOutput(as_json=as_json, fail_on=fail_on, junit=junit, cache=fill_cache)
     require_call(call, output)
     if call is not None:
-        explain_call(kernel_instead(flags, call), device, output)
+        refuse_beside_call(context)
+        explain_call(call, device, output)
         return
     if autotuned is not None:
         name, options = kernel_instead(flags, autotuned), {"num_warps": warps, "num_stages": stages}

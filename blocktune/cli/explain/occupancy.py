@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.offline.calls import Call, CallOutput, explain_call
+from blocktune.cli.offline.calls import Call, CallOutput, explain_call, refuse_beside_call
 from blocktune.cli.offline.kernel import code_json, compile_by_name, has_list, show_configs
 from blocktune.cli.output.render import print_json, print_styled, say, terminal_width
 from blocktune.cli.shared import completion
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def occupancy(
+    context: typer.Context,
     autotuned: Annotated[
         str | None,
         typer.Argument(metavar="MODULE:KERNEL", help="Compile a jitted function that can be imported from here."),
@@ -72,7 +73,7 @@ def occupancy(
     from blocktune.tuner.occupancy.text import text_of_occupancy
 
     if call is not None:
-        _refuse_resources(regs, shared, static_shared, barriers)
+        refuse_beside_call(context)
         explain_call(call, device, CallOutput(as_json=as_json, brief=True))
         return
     if autotuned is not None:

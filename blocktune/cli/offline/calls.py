@@ -1,12 +1,8 @@
 """`--call MODULE:FUNCTION`: the kernels that a function launches, with every config of their lists, without a GPU."""
 
-import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +35,9 @@ FillCache = Annotated[
     Path | None, typer.Option("--fill-cache", help="With --call: keep the code in this Triton cache.")
 ]
 
+_OF_CALLS = ("call", "device", "as_json", "fail_on", "junit", "fill_cache")
+"""Parameters of commands that a call heeds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutput:
@@ -65,9 +64,37 @@ def require_call(call: str | None, output: CallOutput) -> None:
         )
 
 
+def refuse_beside_call(context: typer.Context) -> None:
+    """Refuse arguments of a command that has a `--call` which a call would silently ignore.
+
+    Raises:
+        UsageError: some are given.
+    """
+    surplus = [
+        _spelling(parameter)
+        for parameter in context.command.params
+        if parameter.name not in _OF_CALLS and _is_given(context, parameter.name)
+    ]
+    if surplus:
+        words = " and ".join(surplus)
+        raise UsageError(
+            f"A `--call` compiles every config of the kernels that it launches, but {words} "
+            f"{'is' if len(surplus) == 1 else 'are'} given too. Leave out --call or {words}."
+        )
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _spelling(parameter: Any) -> str:
+    """Return what users know an argument by: the flag, or the word in capitals."""
+    return str(max(parameter.opts, key=len)) if parameter.param_type_name == "option" else str(parameter.metavar)
+
+
 def explain_call(call: str, devices: str | None, output: CallOutput) -> None:
-    """Compile what a function launches for each device, in a process of its own, since libraries decide by the GPU that
-    they find when they are imported.
+    """Compile what a function launches for each device, in a process of its own.
 
     Raises:
         ConfigFlawError: a config has a flaw that is not allowed.
@@ -90,21 +117,9 @@ def explain_call(call: str, devices: str | None, output: CallOutput) -> None:
 
 
 def _tables_apart(call: str, device: "DeviceSpec", cache: Path | None) -> "tuple[OfflineTable, ...]":
-    with importable_from_here(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        try:
-            return processes.submit(tables_here, call, device, cache).result()
-        except BrokenProcessPool as error:
-            raise UsageError(
-                f"{call} must not end its process, but did so on {device.name}. Its last words are above."
-            ) from error
+    """Return the tables of a call, whose code is kept in a folder of Triton's if one is given."""
+    from blocktune.tuner.dry_run.explain import explain_by_name
 
-
-def tables_here(call: str, device: "DeviceSpec", cache: Path | None) -> "tuple[OfflineTable, ...]":
-    """Return the tables of a call, whose output goes to standard error, and whose code is kept in a folder of Triton's
-    if one is given."""
-    os.dup2(2, 1)
-    if cache is not None:
-        os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
-    from blocktune.tuner.dry_run.explain import explain
-
-    return explain(call, device=device).tables
+    variables = {} if cache is None else {"TRITON_CACHE_DIR": str(cache.resolve())}
+    with importable_from_here():
+        return explain_by_name(call, device, variables).tables

@@ -1,5 +1,6 @@
 """Tables of configs as a check of continuous integration: what must not be, as an exit code and as JUnit's XML."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -10,6 +11,9 @@ from blocktune.kernels.values.text import counted
 if TYPE_CHECKING:
     from blocktune.tuner.dry_run.config_row import Flaw
     from blocktune.tuner.dry_run.config_table import OfflineTable
+
+_NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 has no form for, such as those by which compilers colour their messages."""
 
 SHOWN = 5
 """Configs that a message names."""
@@ -47,4 +51,4 @@ def junit_text(tables: "Sequence[OfflineTable]", kinds: "Collection[Flaw]") -> s
                 if flaw in kinds:
                     ElementTree.SubElement(case, "failure", type=str(flaw), message=words)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return _NOT_IN_XML.sub("", ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"

@@ -15,6 +15,7 @@ from blocktune.db.exchange.contribution import (
 )
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION, load_document
 from blocktune.db.exchange.untrusted import Untrusted
+from blocktune.db.exchange.votes import DAY, day_of
 from blocktune.db.records.bounds import MAX_NAME, MAX_TEXT, POWER_W
 from blocktune.db.records.records import (
     AnyBest,
@@ -136,6 +137,8 @@ class _Source:
         if origin is Origin.MEASURED and "time_us" not in parts:
             node.reject("an object with `time_us`, since its origin is `measured`")
         best = Best(**own, **self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        if any(day_of(vote) > f"{self.latest:{DAY}}" for vote in best.votes):
+            parts["votes"].reject(f"votes of days until {self.latest:{DAY}}")
         self._require_unchanged(node, parts, best.environment)
         return best
 

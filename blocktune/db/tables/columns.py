@@ -23,7 +23,7 @@ ERROR = Prose(1_000_000)
 CLOCK, TEMPERATURE = Whole(0, 100_000), Whole(0, 1000)
 REASONS, PROCESSES = Whole(0, 2**63 - 1), Whole(0, 1_000_000)
 OBJECTIVE = Word(16, "time|energy", "an objective")
-VOTES = Several(Word(33, "[0-9a-f]{16}:[0-9a-f]{16}", "the hashes of a machine and a config"), 1000)
+VOTES = Several(Word(42, "[0-9a-f]{16}:[0-9a-f]{16}:[0-9]{8}", "the hashes of a machine and a config, and a day"), 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

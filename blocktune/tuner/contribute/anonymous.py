@@ -26,7 +26,26 @@ def machine_hash(device: DeviceSpec) -> str | None:
 
 def without_names(text: str) -> str:
     """Return a text without this machine's and user's names and the user's folder, which errors may repeat."""
-    home = str(Path.home())
-    names = {socket.gethostname(), socket.gethostname().partition(".")[0], getpass.getuser()} - {""}
-    found = text if home == "/" else text.replace(home, LEFT_OUT)
+    home, host = _home(), socket.gethostname()
+    names = {host, host.partition(".")[0], _user()} - {""}
+    found = text.replace(home, LEFT_OUT) if home else text
+    if not (found and names):
+        return found
     return re.sub(rf"\b({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})\b", LEFT_OUT, found)
+
+
+def _user() -> str:
+    """Return the user's name; empty where the user id has none, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the latter since Python 3.13
+        return ""
+
+
+def _home() -> str:
+    """Return the user's folder; empty without one, or if it is the root of all paths."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return ""
+    return "" if home == "/" else home

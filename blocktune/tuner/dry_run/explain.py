@@ -18,6 +18,7 @@ from blocktune.tuner.compile.compiler import compiled_code
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.dry_run.config_row import rows_of
 from blocktune.tuner.dry_run.config_table import NO_TIME, OfflineTable
+from blocktune.tuner.dry_run.own_process import run_in_own_process
 from blocktune.tuner.dry_run.recorder import DryConfig, DryLaunch, dry_launches
 from blocktune.tuner.offline.code import name_of, spec_offline
 from blocktune.tuner.offline.counts import counts_in
@@ -56,6 +57,9 @@ def explain(call: Callable[[], object] | str, *, device: DeviceSpec | str) -> Of
     The function finds the device, and its tensors there, which are on the CPU; of those that it makes on `meta`, no
     memory is taken. What kernels would have computed is zeros.
 
+    Many libraries look for a GPU when they are imported. Give such a function by its name: another process imports it,
+    with the device in place. What the function itself imports stays imported here as it is there.
+
     Args:
         call: the function, which takes no arguments, or its name, `module:function`.
         device: a DeviceSpec or a name, as `tune devices` lists them; it need not be here.
@@ -65,13 +69,48 @@ def explain(call: Callable[[], object] | str, *, device: DeviceSpec | str) -> Of
         UsageError: there is no such function, it raises an error, or it launches no kernel.
     """
     spec = device_of(device)
-    launches = dry_launches(_step(call), spec)
+    return explain_by_name(call, spec) if isinstance(call, str) else _report(call, spec, str(call))
+
+
+def explain_by_name(call: str, device: DeviceSpec, variables: Mapping[str, str] | None = None) -> OfflineReport:
+    """Return the report of a function with a name `module:function`, which another process imports: libraries decide by
+    the GPU that they find when they are imported.
+
+    Args:
+        call: the name.
+        device: it need not be here.
+        variables: of the environment of that process, besides those of this one.
+
+    Raises:
+        UsageError: there is no such function, it fails, launches no kernel, or ends its process.
+    """
+    try:
+        report: OfflineReport = run_in_own_process(report_by_name, call, device, variables=variables or {})
+    except EOFError as error:
+        raise UsageError(
+            f"{call} must not end its process, but did so on {device.name}. Its last words are above."
+        ) from error
+    return report
+
+
+def report_by_name(call: str, device: DeviceSpec) -> OfflineReport:
+    """Return the report of a function that is imported in this process, with the device in place."""
+    return _report(lambda: object_named(call)(), device, call)
+
+
+def _report(step: Callable[[], object], device: DeviceSpec, name: str) -> OfflineReport:
+    """Return the report of a function that runs in this process; its name is for messages.
+
+    Raises:
+        UsageError: it raises an error, or launches no kernel.
+    """
+    launches = dry_launches(step, device)
     if not launches:
         raise UsageError(
-            f"The function must launch Triton kernels, but {call!s} launches none on "
-            f"{spec.name}. Call a public function of the library on tensors of `cuda`."
+            f"The function must launch Triton kernels, but {name} launches none on "
+            f"{device.name}. Call a public function of the library on tensors of `cuda`."
         )
-    return OfflineReport(tables_of(launches, CompileTarget(spec.limits, spec), found=spec))
+    return OfflineReport(tables_of(launches, CompileTarget(device.limits, device), found=device))
 
 
 def table(
@@ -137,18 +176,6 @@ def tables_of(
     finally:
         ahead.close()
     return tuple(_table(launch, compiled, target) for launch, compiled in zip(launches, ended, strict=True))
-
-
-def _step(call: Callable[[], object] | str) -> Callable[[], object]:
-    """Return what is run. A name is imported with the GPU in place, since libraries look for one at their import."""
-    if not isinstance(call, str):
-        return call
-
-    def step() -> object:
-        found = object_named(call)
-        return found()
-
-    return step
 
 
 def _compiled(

@@ -75,7 +75,7 @@ def dry_launches(step: Callable[[], object], device: DeviceSpec) -> tuple[DryLau
     nothing: what kernels would have computed is zeros, or what was there before.
 
     Raises:
-        UsageError: the function raises an error.
+        UsageError: the function raises an error, or ends the program with an exit code or before its first launch.
     """
     recorder = LaunchRecorder(device.limits.cc)
     with stand_in(device), recorder.recording():
@@ -83,6 +83,9 @@ def dry_launches(step: Callable[[], object], device: DeviceSpec) -> tuple[DryLau
             step()
         except BlocktuneError:
             raise
+        except SystemExit as error:  # scripts may end so, which must not end a check as passed
+            if error.code not in (None, 0) or not recorder.launches:
+                raise UsageError(_exit_message(error.code, len(recorder.launches))) from error
         except Exception as error:  # whatever a program raises
             raise UsageError(_failure(error, len(recorder.launches))) from error
     return tuple(recorder.launches)
@@ -270,6 +273,14 @@ def _programs(function: Any, grid: Any, named: Mapping[str, Any]) -> int:
     """Return how many programs a grid has."""
     sizes = grid(grid_arguments(function, function, dict(named))) if callable(grid) else grid
     return math.prod(int(size) for size in sizes)
+
+
+def _exit_message(code: object, launches: int) -> str:
+    """Return the message about a program that ended by `sys.exit`."""
+    return (
+        f"The function must launch its kernels and return, but called sys.exit({'' if code is None else repr(code)}) "
+        f"after {counted(launches, 'kind')} of launches."
+    )
 
 
 def _failure(error: Exception, launches: int) -> str:

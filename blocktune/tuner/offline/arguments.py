@@ -24,6 +24,7 @@ _BETWEEN = re.compile(r",(?![^<]*>)")
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*")
 _DTYPE = re.compile(r"(?:tl|torch)\.(\w+)")
+_INTEGER = re.compile(r"([iu])(\d+)")
 _LITERALS = {"none": None, "true": True, "false": False}
 
 CONSTANT = "constexpr"
@@ -138,20 +139,33 @@ def _typed(text: str) -> Argument:
     return Argument(kind, divides=alignment == "16" or (kind.startswith("*") and alignment != "1"))
 
 
-def _literal(text: str, whole: str) -> Any:
+def _literal(text: str, whole: str) -> bool | int | float:
     value = constant_of(text)
     if not isinstance(value, (bool, int, float)):
         raise UsageError(f"A number has a value after `=`, but {whole!r} has {text!r}. Write for example `i32=64`.")
     return value
 
 
-def _valued(kind: str, value: Any, text: str) -> Argument:
+def _valued(kind: str, value: bool | int | float, text: str) -> Argument:
     """Return a number of a type with a value."""
-    argument = _typed(kind)
-    if kind.startswith(("*", "tensordesc")) or ":" in kind:
+    _typed(kind)
+    if kind.startswith(("fp", "bf")) and ":" not in kind:
+        return Argument(kind, float(value))
+    match = _INTEGER.fullmatch(kind)
+    if match is None:
         raise UsageError(f"A number has a type and a value, but {text!r} is no number. Write for example `i32=64`.")
-    found = _of_value(value)
-    return found if found.kind == CONSTANT else Argument(argument.kind, value, found.divides)
+    low, high = _range_of(match[1] == "i", int(match[2]))
+    if isinstance(value, float) or not low <= value <= high:
+        raise UsageError(f"A number of {kind} is an integer from {low} to {high}, but {text!r} has another value.")
+    if match[2] == "1":
+        return Argument(kind, bool(value))
+    found = _of_value(int(value))
+    return found if found.kind == CONSTANT else Argument(kind, found.value, found.divides)
+
+
+def _range_of(is_signed: bool, bits: int) -> tuple[int, int]:
+    """Return the least and the largest integer of a type; that of one bit is a truth value."""
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed and bits > 1 else (0, (1 << bits) - 1)
 
 
 def _of_value(value: Any) -> Argument:

@@ -3,7 +3,8 @@
     with stand_in(device_named("h200")):
         step()  # finds an H200, makes its tensors there, and launches kernels that do nothing
 
-Imports of libraries belong in it as well, as many look for the GPU then. All is undone at its end.
+Imports of libraries belong in it as well, as many look for the GPU then. At its end PyTorch and Triton are as they
+were, but a module that was imported in it keeps what it found: import libraries so in a process of its own.
 """
 
 import contextlib

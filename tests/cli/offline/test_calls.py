@@ -59,9 +59,20 @@ def test_occupancy_has_the_short_form(tune: Tune, made: list[tuple[Any, ...]]) -
     [
         (("explain", "--fail-on", "spills"), "--fail-on is about the kernels of a `--call`"),
         (("explain", "--call", "lib:step", "--fail-on", "spill"), "Flaws are spills, unfit, duplicates"),
-        (("explain", "--call", "lib:step", "--seq", 64, "--dim", 64), "about a shape or about a kernel"),
+        (("explain", "--call", "lib:step", "--seq", 64, "--dim", 64), "--seq and --dim are given too"),
         (("explain", "--call", "lib:step", "--device", "h2000"), "h2000"),
+        (
+            ("explain", "lib:add", "--call", "lib:step"),
+            "too. Leave out --call or MODULE:KERNEL.",
+        ),
+        (("explain", "--call", "lib:step", "--block-m", 64), "--block-m is given too"),
+        (("occupancy", "lib:add", "--call", "lib:step"), "MODULE:KERNEL is given too"),
         (("occupancy", "--call", "lib:step", "--regs", 64), "--regs is given too"),
+        (("occupancy", "--call", "lib:step", "--cc", "9.0"), "--cc is given too"),
+        (("occupancy", "--call", "lib:step", "--signature", "*bf16"), "--signature is given too"),
+        (("occupancy", "--call", "lib:step", "--param", "B=1"), "--param is given too"),
+        (("occupancy", "--call", "lib:step", "--warps", 4), "--warps is given too"),
+        (("occupancy", "--call", "lib:step", "--seq", 8192, "--plot"), "--seq and --plot are given too"),
     ],
     ids=str,
 )

@@ -21,11 +21,11 @@ SPILLING = replace(GOOD, registers=255, spill_bytes=64, code_sha256="b" * 64)
 LARGE = replace(GOOD, shared_bytes=300_000, code_sha256="c" * 64)
 
 
-def made_table(*resources: KernelResources | None) -> OfflineTable:
+def made_table(*resources: KernelResources | None, error: str = "too <large>") -> OfflineTable:
     """Return the table of configs that take this; None does not compile."""
     compiled = {
         LaunchConfig("lib:kernel", (("BLOCK", 1 << place),)): Compiled(
-            outcome=Outcome.COMPILE_ERROR if taken is None else Outcome.OK, resources=taken, error="too <large>"
+            outcome=Outcome.COMPILE_ERROR if taken is None else Outcome.OK, resources=taken, error=error
         )
         for place, taken in enumerate(resources)
     }
@@ -62,6 +62,12 @@ def test_a_suite_has_a_case_for_each_config() -> None:
     assert [None if each is None else each.get("type") for each in failures] == [None, None, "spills", "unfit", "unfit"]
     assert failures[4] is not None
     assert "too <large>" in str(failures[4].get("message"))
+
+
+def test_characters_that_xml_does_not_have_are_left_out() -> None:
+    table = made_table(None, error="\x1b[31merror\x00: no\ud800 ü \U0001f600\ufffe here")
+    (suite,) = ElementTree.fromstring(junit_text([table], [Flaw.UNFIT]).encode())
+    assert "[31merror: no ü \U0001f600 here" in str(suite[0][0].get("message"))
 
 
 def test_flaws_are_named_by_their_words() -> None:

@@ -67,6 +67,11 @@ REJECTED = [
     (put(*BEST, "environment", value="f" * 16), "`bests[0].environment` must be a digest that"),
     (put(*BEST, "environment", value=["f"]), "`bests[0].environment` must be an environment's digest"),
     (put(*BEST, "kernel_hash", value="../../x"), "`bests[0].kernel_hash` must be 16"),
+    (
+        put(*BEST, "votes", value=["a" * 16 + ":" + "b" * 16]),
+        "`bests[0].votes[0]` must be the hashes of a machine and a",
+    ),
+    (put(*BEST, "votes", value=[f"{'a' * 16}:{'b' * 16}:99991231"]), "`bests[0].votes` must be votes of days until"),
     (put(*BEST, "origin", value="guessed"), "`bests[0].origin` must be one of measured"),
     (put(*BEST, "origin", value=["measured"]), "`bests[0].origin` must be one of"),
     (put(*BEST, "created_at", value="yesterday"), "`bests[0].created_at` must be a time in ISO"),

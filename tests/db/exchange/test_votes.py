@@ -62,6 +62,26 @@ def test_a_machine_that_changes_its_mind_takes_its_vote_along(tmp_path: Path) ->
     assert found.origin is Origin.BORROWED
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_a_changed_mind_counts_in_whatever_order_votes_come(tmp_path: Path, order: tuple[int, ...]) -> None:
+    sent = (
+        contributed(A, day=1),
+        contributed(A, num_stages=3, day=5),
+        contributed(B, num_stages=3, day=10),
+        contributed(C, day=7, time_us=90.0),
+    )
+    found = stored(tmp_path, *(sent[number] for number in order))
+    assert (found.origin, found.config.num_stages) == (Origin.COMMUNITY, 3)
+    assert set(found.votes) == {vote for best in sent[1:] for vote in best.votes}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_votes_of_one_day_the_same_counts_in_both_orders(order: tuple[int, ...]) -> None:
+    sent = (contributed(A), contributed(A, num_stages=3))
+    (first, second) = with_all_votes([replace(sent[number], origin=Origin.BORROWED) for number in order])
+    assert first.votes == second.votes == (max(vote for best in sent for vote in best.votes),)
+
+
 def test_another_source_of_the_kernel_is_another_config() -> None:
     other = replace(winner(), kernel_hash="0" * 16)
     assert vote_of(A, winner()) != vote_of(A, other)

@@ -139,6 +139,25 @@ def test_no_text_names_the_machine_or_its_user(monkeypatch: pytest.MonkeyPatch) 
     assert without_names("/data/x") == "/data/x"
 
 
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 54321"), OSError("No username set")])
+def test_a_user_without_a_name_or_folder_leaves_nothing_else_out(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> str:
+        raise error
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "box7")
+    monkeypatch.setattr("getpass.getuser", fail)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert without_names("CUDA error on box7 in /data/x") == "CUDA error on ... in /data/x"
+    monkeypatch.setattr(socket, "gethostname", lambda: "")
+    assert without_names("CUDA error") == "CUDA error"
+    assert without_names("") == ""
+
+
 def test_a_machine_is_one_whatever_gpu_of_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     uuids = ("GPU-b", "GPU-a")
     monkeypatch.setattr("blocktune.tuner.contribute.anonymous.gpu_uuids", lambda: uuids)

@@ -1,6 +1,10 @@
 """Tables of configs: exact, ranked by resources, with what is of no use."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,5 +65,45 @@ def test_a_table_of_types_is_that_of_the_launch() -> None:
 def test_a_function_must_launch_something() -> None:
     with pytest.raises(UsageError, match="launches none on NVIDIA H200"):
         offline.explain(launched_kernels.launches_nothing, device="h200")
-    with pytest.raises(UsageError, match="has no attribute 'nothing'"):
-        offline.explain(f"{NAME}:nothing", device="h200")
+
+
+LIBRARY = """
+import os, sys, torch, triton
+from tests.support.libraries.launched_kernels import even_kernel
+KERNEL = even_kernel if torch.cuda.is_available() else None
+def step():
+    print("printed")
+    x = torch.zeros(1024, device="cuda")
+    KERNEL[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](x, x, 1024)
+def ends():
+    os._exit(0)
+def leaves():
+    step()
+    sys.exit(3)
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_library_that_looks_for_a_gpu_at_its_import_is_not_imported_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library_for_gpus.py").write_text(LIBRARY)
+    script = """
+import sys
+from blocktune import offline
+print(len(offline.explain("library_for_gpus:step", device="h200").tables[0].rows), "library_for_gpus" in sys.modules)
+"""  # without `if __name__ == "__main__"`, as scripts are
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4", "False"]
+    assert "printed" in done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, message in (
+        ("library_for_gpus:ends", "must not end its process, but did so on NVIDIA H200"),
+        ("library_for_gpus:leaves", r"called sys.exit\(3\) after 1 kind of launches"),
+        (f"{NAME}:launches_nothing", f"{NAME}:launches_nothing launches none on NVIDIA H200"),
+        (f"{NAME}:nothing", "has no attribute 'nothing'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            offline.explain(name, device="h200")

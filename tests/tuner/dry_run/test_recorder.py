@@ -1,5 +1,6 @@
 """What a function launches is recorded as Triton specialises it, and nothing is launched."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,33 @@ def test_what_triton_compiles_for_the_launch_is_among_what_was_recorded(
     assert compiled
     assert all(kernel.hash in keys for kernel in compiled)
     assert all(resources_of(kernel).registers for kernel in compiled)
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_function_that_ends_its_program_has_the_launches_until_then(code: int | None) -> None:
+    def leaves() -> None:
+        launched_kernels.even()
+        sys.exit(code)
+
+    assert len(recorded(leaves)) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "message"),
+    [
+        (launched_kernels.even, 3, r"called sys.exit\(3\) after 2 kinds of launches"),
+        (launched_kernels.even, "no luck", r"called sys.exit\('no luck'\) after 2 kinds of launches"),
+        (launched_kernels.launches_nothing, None, r"called sys.exit\(\) after 0 kinds of launches"),
+    ],
+    ids=["code", "words", "no launches"],
+)
+def test_an_exit_that_is_a_failure_fails(first: Callable[[], object], code: object, message: str) -> None:
+    def leaves() -> None:
+        first()
+        sys.exit(code)  # type: ignore[arg-type]
+
+    with pytest.raises(UsageError, match=message):
+        recorded(leaves)
 
 
 def test_nothing_of_the_gpu_is_left() -> None:

@@ -31,6 +31,12 @@ LIBRARY = "tests.support.libraries.launched_kernels"
         ("i32=64", Argument("i32", 64, divides=True)),
         ("i64=7", Argument("i64", 7)),
         ("i32=1", Argument(CONSTANT, 1)),
+        ("u8=255", Argument("u8", 255)),
+        ("i64=-9223372036854775808", Argument("i64", -(1 << 63), divides=True)),
+        ("u1=1", Argument("u1", True)),
+        ("fp32=1", Argument("fp32", 1.0)),
+        ("fp64=64", Argument("fp64", 64.0)),
+        ("bf16=-0.5", Argument("bf16", -0.5)),
         ("1", Argument(CONSTANT, 1)),
         ("4294967296", Argument("i64", 1 << 32, divides=True)),
         ("-1", Argument("i32", -1)),
@@ -51,7 +57,30 @@ LIBRARY = "tests.support.libraries.launched_kernels"
 def test_a_word_is_an_argument(text: str, argument: Any) -> None:
     found = parsed_argument(text)
     assert found == argument
-    assert not isinstance(found, Argument) or not isinstance(argument, Argument) or found.value == argument.value
+    if isinstance(found, Argument):
+        assert (found.value, type(found.value)) == (argument.value, type(argument.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("i32=2.5", "A number of i32 is an integer from -2147483648 to 2147483647, but 'i32=2.5'"),
+        ("i32=1.0", "of i32 is an integer"),
+        ("i32=2147483648", "of i32 is an integer"),
+        ("u8=256", "of u8 is an integer from 0 to 255"),
+        ("u32=-1", "of u32 is an integer from 0 to 4294967295"),
+        ("u1=2", "of u1 is an integer from 0 to 1"),
+        ("i32=none", "has a value after `=`"),
+        ("*fp32=1", "is no number"),
+        ("fp32:16=1", "is no number"),
+        ("i32:16=16", "is no number"),
+        ("tensordesc<bf16[64,64]>=1", "is no number"),
+    ],
+)
+def test_a_value_that_its_type_does_not_have_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed_argument(text)
+    assert message in str(refused.value)
 
 
 def test_commas_of_blocks_and_tuples_part_nothing() -> None:
