@@ -144,6 +144,7 @@ FROZEN = {
     "flash_attn_varlen_qkvpacked_func": {3},
     "flash_attn_varlen_kvpacked_func": {2},
     "flash_attn_varlen_func, pages": {8},
+    "flash_attn_varlen_func, pages, many queries": {8},
     "varlen_attn, pages": {8},
     "flash_attn_with_kvcache, pages": {32},
     "flash_attn_with_kvcache, new rows in pages": {32},
