@@ -51,7 +51,7 @@ COLUMNS = (
 
 
 def chunk(queries: int, keys: int, page: int = 0) -> AttentionShape:
-    """Return a chunk of so many queries a sequence at the end of the keys, which are in one piece without pages."""
+    """Return a chunk of `queries` for each sequence at the end of the keys, which are in one piece without pages."""
     return AttentionShape(
         batch=max(1, min(MOST_SEQUENCES, TOKENS // queries)),
         num_heads=32,

@@ -50,8 +50,8 @@ def check_extras(features: Features, extras: Extras) -> None:
 
 
 def few_queries_problem(kernel: str, shape: AttentionShape) -> str | None:
-    """Return why a forward kernel leaves a shape over a cache to decoding, or None. Few packed queries are padded for
-    it by those who ask."""
+    """Return why a forward kernel leaves a shape over a cache to decoding, or None. Entry points pad few packed
+    queries for decoding, so that packed ones that come here stay."""
     if not shape.features.cached or shape.features.varlen or shape.seqlen_q > DECODED_QUERIES:
         return None
     return f"`seqlen_q > {DECODED_QUERIES}` must hold over a cache for {kernel}, but got seqlen_q={shape.seqlen_q}"
@@ -94,6 +94,11 @@ def broadcast_strides(tensor: Any, dims: int) -> tuple[int, ...]:
     if tensor is None:
         return (0,) * dims
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def own_mask_sizes(mask: Any) -> tuple[int, ...]:
+    """Return how many batch entries, heads and queries have a mask of their own."""
+    return tuple(1 if stride == 0 else size for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True))
 
 
 def lse_strides(q: Any) -> tuple[int, int]:

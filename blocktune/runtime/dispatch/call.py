@@ -133,7 +133,7 @@ class Call:
             batch, *longest = lengths
             longest_q, longest_k = longest
             longest_q = _no_longer(longest_q, query.shape[2])
-            if not features.cached:  # a cache has room for so many
+            if not features.cached:  # the capacity of the cache
                 longest_k = _no_longer(longest_k, key.shape[2])
             lengths = batch, longest_q, longest_k
         _, seqlen_q, seqlen_k = lengths or (0, query.shape[2], key.shape[2])

@@ -96,9 +96,10 @@ def test_prediction_is_the_allocation_on_hopper(config: KernelConfig, problem: A
 
 
 @pytest.mark.few(2)
-@pytest.mark.skipif(TRITON == (3, 8), reason="Triton 3.8 takes 8 KiB more for a float32 tile of `mma` than 3.6 and 3.9")
 @pytest.mark.parametrize(("config", "problem"), sample(HOPPER, 4, "float32"), ids=name_of)
 def test_prediction_of_split_operands_on_hopper(config: KernelConfig, problem: AttentionShape) -> None:
+    if TRITON == (3, 8) and product_unit(config, limits_for(HOPPER)) == "mma":
+        pytest.skip("Triton 3.8 takes 8 KiB more for a float32 tile of `mma` than 3.6 and 3.9")
     predicted, allocated = (count(config, problem, HOPPER) for count in (predicted_bytes, allocated_bytes))
     assert predicted <= allocated <= most_bytes(config, problem, HOPPER)
     if product_unit(config, limits_for(HOPPER)) == "wgmma" or config.num_stages > 1:

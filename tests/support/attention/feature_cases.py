@@ -79,7 +79,7 @@ def cached(
     held = torch.zeros(count, rows, dtype=torch.bool)
     for entry, length in enumerate(lengths_k):
         held[table[entry]] = torch.arange(places * rows).view(places, rows) < length
-        table[entry, -(-length // rows) :] = 1 << 30  # nobody reads the numbers of pages that hold no key
+        table[entry, -(-length // rows) :] = 1 << 30  # pages without a key may have any number
     caches = []
     for dim in (shape.head_dim, shape.head_dim_v):
         drawn = torch.randn(*sizes, dim, generator=generator)

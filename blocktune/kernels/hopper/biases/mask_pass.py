@@ -17,7 +17,7 @@ from typing import Any, Self
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.feature_arguments import broadcast_strides
+from blocktune.kernels.base.feature_arguments import broadcast_strides, own_mask_sizes
 from blocktune.kernels.portable.forward.masked_rows import bounded_mask
 
 ROWS = 64
@@ -80,7 +80,7 @@ class LaidMask:
         import torch
 
         boolean = mask.dtype in (torch.bool, torch.uint8)
-        batch, heads, queries = _own_sizes(mask)
+        batch, heads, queries = own_mask_sizes(mask)
         return cls(boolean, batch, heads, -(-queries // ROWS), -(-mask.shape[3] // KEYS))
 
     @property
@@ -95,19 +95,14 @@ class LaidMask:
     def strides(self, mask: Any) -> tuple[int, int, int]:
         """Return the strides of (batch, head, 64 queries) in tiles, 0 where the mask has one for all."""
         strides = self.heads * self.tiles_q * self.tiles_k, self.tiles_q * self.tiles_k, self.tiles_k
-        own = zip(_own_sizes(mask), strides, strict=True)
+        own = zip(own_mask_sizes(mask), strides, strict=True)
         batch, head, rows = (0 if size == 1 else stride for size, stride in own)
         return batch, head, rows
 
     def arguments(self, mask: Any, bounds: Bounds = (None, None)) -> tuple[Any, ...]:
         """Return what the pass takes after the two tensors. A query that all share fills a tile, and sees all keys."""
-        queries, keys = _own_sizes(mask)[2], mask.shape[3]
+        queries, keys = own_mask_sizes(mask)[2], mask.shape[3]
         sizes = self.heads, ROWS if queries == 1 else queries, keys
         right, left = (None, None) if queries == 1 else bounds
         seen = keys if right is None else right, -mask.shape[2] if left is None else left
         return *broadcast_strides(mask, 4), *sizes, self.tiles_q, self.tiles_k, *seen, self.boolean, ROWS, KEYS
-
-
-def _own_sizes(mask: Any) -> tuple[int, ...]:
-    """Return how many batch entries, heads and queries have a mask of their own."""
-    return tuple(1 if stride == 0 else size for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True))

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from blocktune.kernels.base.feature_arguments import aligned_width, broadcast_strides, mask_bytes, mask_element_bytes
+from blocktune.kernels.base.feature_arguments import (
+    aligned_width,
+    broadcast_strides,
+    mask_bytes,
+    mask_element_bytes,
+    own_mask_sizes,
+)
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.specialize import HINTED, TensorArgument, specialize
 from blocktune.kernels.base.steps import ALIGNMENT_BYTES, Step
@@ -77,8 +83,8 @@ class MaskRows(NamedTuple):
         if mask is None or not strides[3] or _is_aligned(mask, strides):
             return cls(None, 0, torch.uint8, strides)
         mask = mask_bytes(mask)
-        own = tuple(1 if stride == 0 else size for size, stride in zip(mask.shape[:3], strides[:3], strict=True))
-        (batch, heads, rows), seqlen_k = own, mask.shape[3]
+        own, seqlen_k = own_mask_sizes(mask), mask.shape[3]
+        batch, heads, rows = own
         count, width = batch * heads * rows, aligned_width(seqlen_k)
         grid = -(-count // ROWS), -(-seqlen_k // KEYS)
         rest = *strides, heads, rows, seqlen_k, width, count, ROWS, KEYS

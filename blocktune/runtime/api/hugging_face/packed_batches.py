@@ -146,8 +146,8 @@ def attend_pages(
 ) -> Tensor:
     """Write one token of each sequence [sequences, heads, dim] into the pages, and return its attention.
 
-    Graphs are captured with more sequences than there are: those have no keys and a table of -1. Page 0 is nobody's in
-    transformers, so they write there.
+    Graphs are captured with more sequences than there are: those have no keys and a table of -1. They write to page 0,
+    which transformers leaves free.
     """
     sequences = q.shape[0]
     written = (begins_k[1 : sequences + 1] - begins_k[:sequences] - 1).clamp(min=0)

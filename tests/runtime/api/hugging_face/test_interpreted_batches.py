@@ -85,7 +85,7 @@ def test_prompts_with_the_keys_before_them(left: int, softcap: float, sinks: Ten
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("softcap", "sinks"), [(0.0, None), (2.0, SINKS)])
 def test_single_tokens_over_pages(softcap: float, sinks: Tensor | None) -> None:
-    """The last sequence is padding, with a table of -1; page 0 is nobody's."""
+    """The last sequence is padding, with a table of -1; no sequence has page 0."""
     torch.manual_seed(0)
     lengths, pages = (18, 6, 40), ((3, 5), (7,), (2, 9, 11))
     k_pages, v_pages = random(12, PAGE, HEADS_KV, DIM), random(12, PAGE, HEADS_KV, DIM)
