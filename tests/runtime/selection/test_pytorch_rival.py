@@ -69,7 +69,8 @@ def test_masks_of_float32_are_of_its_class() -> None:
 
 
 def test_the_nearest_shapes_decide() -> None:
-    near, far = duels(2.0), [duel for length in (64, 128, 256) for duel in duels(0.5, replace(ODD, seqlen_q=length))]
+    near = duels(2.0) + duels(2.0, replace(ODD, seqlen_q=2000))
+    far = [duel for length in (64, 128, 256) for duel in duels(0.5, replace(ODD, seqlen_q=length))]
     outlook = PytorchRival([*far, *near]).outlook(ODD)
     assert outlook is not None
     assert outlook.shapes == NEAREST
