@@ -17,6 +17,8 @@ from typing import Any
 
 from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.limits import limits_for, parse_cc
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal, Direction
@@ -51,13 +53,18 @@ PYTORCHS_FEATURES = frozenset({str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "d
 """Features that PyTorch has kernels for. Dropped pairs are its own: a call with dropout stays where it is."""
 
 
+SPLIT_FORWARD = "flash_fwd_hopper_split"
+"""The kernel of shapes with few tiles, of which other shapes say nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class PyTorchDuel:
-    """A shape, with our kernel's time and PyTorch's in microseconds."""
+    """A shape, with our kernel's time and PyTorch's in microseconds. is_split: that kernel is `SPLIT_FORWARD`."""
 
     shape: AttentionShape
     ours_us: float
     pytorch_us: float
+    is_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +87,13 @@ class PytorchRival:
     def __init__(self, duels: Iterable[PyTorchDuel]) -> None:
         self._by_class: dict[tuple[Any, ...], list[PyTorchDuel]] = {}
         for duel in duels:
-            self._by_class.setdefault(_class_of(duel.shape), []).append(duel)
+            self._by_class.setdefault(_class_of(duel.shape, duel.is_split), []).append(duel)
 
-    def outlook(self, shape: AttentionShape) -> Outlook | None:
-        """Return what the nearest shapes of its class say of a shape; None where too few were timed."""
-        apart = ((_distance(duel.shape, shape), duel) for duel in self._by_class.get(_class_of(shape), ()))
+    def outlook(self, shape: AttentionShape, *, is_split: bool = False) -> Outlook | None:
+        """Return what the nearest shapes of its class say of a shape; None where too few were timed. is_split: as of
+        `PyTorchDuel`."""
+        timed = self._by_class.get(_class_of(shape, is_split), ())
+        apart = ((_distance(duel.shape, shape), duel) for duel in timed)
         nearest = heapq.nsmallest(NEAREST, apart, key=itemgetter(0))
         if len(nearest) < MIN_SHAPES:
             return None
@@ -112,7 +121,7 @@ def reason_for_pytorch(shape: AttentionShape, device_key: str) -> str | None:
         return reason if is_fused else None
     few_queries = _has_few_queries(shape.direction, shape.seqlen_q, shape.seqlen_k)
     rival = shipped_rival(device_key, shape.direction, shape.element_bytes, few_queries)
-    outlook = None if rival is None else rival.outlook(shape)
+    outlook = None if rival is None else rival.outlook(shape, is_split=_is_split(shape, device_key))
     if outlook is None or not outlook.is_slower:
         return None
     return (
@@ -164,7 +173,14 @@ def _duel_of(record: Mapping[str, Any]) -> PyTorchDuel | None:
     """Return the duel of a record; None for a call that one of the two refused."""
     if record["error"]:
         return None
-    return PyTorchDuel(AttentionShape.from_json(record["shape"]), record["ours_us"], record["pytorch_us"])
+    shape, is_split = AttentionShape.from_json(record["shape"]), record.get("kernel") == SPLIT_FORWARD
+    return PyTorchDuel(shape, record["ours_us"], record["pytorch_us"], is_split)
+
+
+def _is_split(shape: AttentionShape, device_key: str) -> bool:
+    """Return whether a device computes a shape by `SPLIT_FORWARD`."""
+    _, cc, *_ = device_key.split("|")
+    return get_kernel(SPLIT_FORWARD).unsupported(shape, limits_for(parse_cc(cc))) is None
 
 
 def scores_bytes(shape: AttentionShape) -> int:
@@ -177,11 +193,11 @@ def _is_fused(shape: AttentionShape) -> bool:
     return shape.group_size == 1 or (shape.dtype != "float32" and shape.features.mask is MaskKind.NONE)
 
 
-def _class_of(shape: AttentionShape) -> tuple[Any, ...]:
+def _class_of(shape: AttentionShape, is_split: bool) -> tuple[Any, ...]:
     """Return what must agree for one shape to say something of another."""
     few_queries = _has_few_queries(shape.direction, shape.seqlen_q, shape.seqlen_k)
     mask = MaskKind.NONE if shape.dtype == "float32" else shape.features.mask  # the products bound float32
-    return shape.direction, shape.element_bytes, mask, few_queries
+    return shape.direction, shape.element_bytes, mask, few_queries, is_split
 
 
 def _has_few_queries(direction: str, seqlen_q: int, seqlen_k: int) -> bool:

@@ -61,6 +61,17 @@ def test_shapes_of_another_class_say_nothing() -> None:
     assert PytorchRival(duels(1.5)[:2]).outlook(ODD) is None  # too few
 
 
+def test_shapes_with_few_tiles_are_a_class_of_their_own() -> None:
+    few = replace(ODD, seqlen_q=256, seqlen_k=32768, batch=1, head_dim=128, head_dim_v=128)
+    rival = PytorchRival(duels(1.5, few))
+    assert rival.outlook(few) is not None
+    assert rival.outlook(few, is_split=True) is None
+    split = PytorchRival(replace(duel, is_split=True) for duel in duels(1.5, few))
+    outlook = split.outlook(few, is_split=True)
+    assert outlook is not None
+    assert outlook.is_slower
+
+
 def test_masks_of_float32_are_of_its_class() -> None:
     single = replace(ODD, dtype="float32")
     outlook = PytorchRival(duels(1.5, single)).outlook(replace(single, features=Features.parse("boolean")))
