@@ -1,0 +1,84 @@
+"""The record of a run: a row for each cell, and the summary of each group."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.kernels.hardware.nvml import driver_version
+from blocktune.tuner.measure.environment import source_commit
+
+FORMAT, SCHEMA = "blocktune-drawn-peers", 1
+PACKAGES = ("torch", "triton", "fa3-fwd", "flash-attn-3", "flash-attn-4", "flash-attn3-jax", "jax")
+CLEARLY_SLOWER = 0.97
+"""A peer's time over ours below which a cell counts as behind."""
+
+Row = Mapping[str, Any]
+
+
+class Record:
+    """The document of a run, written whenever a row is added."""
+
+    def __init__(self, path: Path, *, seed: int, drawn: int, peers: Sequence[str], missing: Mapping[str, str]) -> None:
+        self._path = path
+        self.document: dict[str, Any] = {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": source_commit(),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+            "environment": _environment(),
+            "seed": seed,
+            "drawn": drawn,
+            "peers": list(peers),
+            "missing": dict(missing),
+            "rows": [],
+            "groups": {},
+        }
+
+    def add(self, row: Row) -> None:
+        """Add a row and write the file."""
+        self.document["rows"].append(row)
+        self.document["groups"] = summaries(self.document["rows"])
+        write_atomically(self._path, json.dumps(self.document, indent=1, sort_keys=True) + "\n")
+
+
+def _environment() -> dict[str, str]:
+    """Return the versions of whatever takes part."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        cudnn = torch.backends.cudnn.version() or 0
+        found |= {"driver": driver_version(), "cudnn": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"}
+    return found
+
+
+def summaries(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return the summary of each group, in the order of their first rows, and of all rows as `all`."""
+    groups = {row["group"]: [other for other in rows if other["group"] == row["group"]] for row in rows}
+    return {name: _summary(found) for name, found in (groups | {"all": list(rows)}).items()}
+
+
+def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return counts and means of the fastest peer's time over ours."""
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    counts = {"cells": len(ratios), "errors": sum("error" in row for row in rows)}
+    counts |= {"without_peer": len(rows) - counts["cells"] - counts["errors"]}
+    if not ratios:
+        return counts
+    return counts | {
+        "mean": round(statistics.geometric_mean(ratios), 4),
+        "least": min(ratios),
+        "slower": sum(ratio < 1.0 for ratio in ratios),
+        "clearly_slower": sum(ratio < CLEARLY_SLOWER for ratio in ratios),
+    }
