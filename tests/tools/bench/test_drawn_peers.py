@@ -25,6 +25,7 @@ from tools.bench.drawn_peers.measuring import Measuring, difference_in_words, fa
 from tools.bench.drawn_peers.pages_in_float32 import attend_pages
 from tools.bench.drawn_peers.problem import Problem
 from tools.bench.drawn_peers.record import Record, summaries
+from tools.differential.runs.served import ServedBy
 
 CELL = Cell(group="forward, 64 columns", shape=AttentionShape(batch=1, num_heads=2, seqlen_q=8, head_dim=64))
 
@@ -141,6 +142,19 @@ class TurnsClock(CudaClock):
         return tuple(tuple(1000.0 * float(launch()[0].sum()) for launch in launches) for _ in range(count))
 
 
+class Served(ServedBy):
+    """Nothing is known of who serves, but that kernels do."""
+
+    def __init__(self, *kernels: str) -> None:
+        self.kernels = list(kernels) or ["flash_fwd_hopper"]
+
+    def since_last(self) -> list[str]:
+        return self.kernels
+
+    def failed_launches(self) -> list[str]:
+        return []
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What is measured of a cell by the results of everybody, an error where one is raised."""
@@ -154,15 +168,21 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], dict
 
         monkeypatch.setattr(measuring, "run_of", run_of)
         said: list[str] = []
-        found = Measuring(TurnsClock(), said.append).row(CELL, ("fa2", "cudnn", "fa4"), {"fa4": "late"})
+        found = Measuring(TurnsClock(), said.append, Served()).row(CELL, ("fa2", "cudnn", "fa4"), {"fa4": "late"})
         assert said[0] == "fa2"
         return found
 
     tensors = torch.ones(1)
     monkeypatch.setattr(Problem, "of", lambda cell: Problem(cell=cell, query=tensors, key=tensors, value=tensors))
-    monkeypatch.setattr(measuring, "_served", lambda cell: {"kernel": "flash_fwd"})
+    monkeypatch.setattr(measuring, "expected_of", lambda cell: {"kernel": "flash_fwd"})
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return row
+
+
+def test_times_of_pytorch_do_not_stand_for_ours() -> None:
+    assert Measuring(TurnsClock(), print, Served())._kernels_of_ours() == ["flash_fwd_hopper"]
+    with pytest.raises(UsageError, match="Ours did not serve it, but pytorch"):
+        Measuring(TurnsClock(), print, Served("pytorch"))._kernels_of_ours()
 
 
 def near_one(value: float) -> Tensor:

@@ -70,9 +70,10 @@ def _serve(connection: Connection) -> None:
     the CUDA context has ended."""
     from blocktune.tuner.measure.clock import CudaClock
     from tools.bench.drawn_peers.measuring import ContextLostError, Measuring, only_ours
+    from tools.differential.runs.served import ServedBy
 
     only_ours()
-    measuring = Measuring(CudaClock(), connection.send)
+    measuring = Measuring(CudaClock(), connection.send, ServedBy())
     connection.send("ready")
     while True:
         try:

@@ -17,7 +17,7 @@ WIDTHS = tuple(range(40, 257, 8))
 MIDDLE_WIDTHS = (72, 80, 80, 88, 96, 96, 104, 112, 120)
 OTHER_WIDTHS = tuple(width for width in WIDTHS if width not in (64, *MIDDLE_WIDTHS, 128, 192, 256))
 FEATURED_WIDTHS = (64, 64, 80, 96, 128, 128, 128, 192, 256)
-CACHED_WIDTHS = (64, 128, 128, 128, *WIDTHS)
+USUAL_WIDTHS = (*(64,) * 7, *(128,) * 14, *WIDTHS)
 
 GROUP_SIZES = (1, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16)
 HEADS_KV = (1, 2, 4, 8, 8, 16)
@@ -86,7 +86,7 @@ def _square(draw: random.Random, *widths: int, least: int = SMALL + 1, most: int
 
 
 def _small(draw: random.Random) -> Sizes:
-    return _square(draw, 64, 128, *WIDTHS, least=64, most=SMALL, batches=FEW_SEQUENCES)
+    return _square(draw, *USUAL_WIDTHS, least=64, most=SMALL, batches=FEW_SEQUENCES)
 
 
 def _window(draw: random.Random, **more: Any) -> Sizes:
@@ -114,7 +114,7 @@ def _other_keys(draw: random.Random) -> Sizes:
 
 def _decoding(draw: random.Random, *queries: int, **more: Any) -> Sizes:
     seqlen_q = draw.choice(queries)
-    sizes = {"seqlen_q": seqlen_q, "seqlen_k": _length(draw, *CACHED_KEYS), "head_dim": draw.choice(CACHED_WIDTHS)}
+    sizes = {"seqlen_q": seqlen_q, "seqlen_k": _length(draw, *CACHED_KEYS), "head_dim": draw.choice(USUAL_WIDTHS)}
     return sizes | {"causal": Causal.LOWER_RIGHT, "batches": (*BATCHES, 64)} | more
 
 

@@ -20,6 +20,7 @@ from tools.bench.drawn_peers.cells import Cell
 from tools.bench.drawn_peers.pages_in_float32 import attend_pages
 from tools.bench.drawn_peers.peers import FA3, OTHERS, OURS, PYTORCH, run_of
 from tools.bench.drawn_peers.problem import Problem, Run
+from tools.differential.runs.served import ServedBy
 
 ROUNDS = (9, 41)
 ROUNDS_US = 400_000.0
@@ -52,8 +53,8 @@ def _no_reason(*shape_and_device: Any, **more: Any) -> str | None:
 class Measuring:
     """Measures a cell after the other."""
 
-    def __init__(self, clock: CudaClock, say: Say) -> None:
-        self._clock, self._say, self._random = clock, say, random.Random(0)
+    def __init__(self, clock: CudaClock, say: Say, served: ServedBy) -> None:
+        self._clock, self._say, self._served, self._random = clock, say, served, random.Random(0)
 
     def row(self, cell: Cell, peers: Iterable[str], refused: Mapping[str, str]) -> dict[str, Any]:
         """Return what was measured of a cell.
@@ -79,7 +80,7 @@ class Measuring:
                 torch.cuda.empty_cache()
 
     def _measured(self, cell: Cell, peers: Iterable[str], refused: dict[str, str]) -> dict[str, Any]:
-        problem, row = Problem.of(cell), _served(cell)
+        problem, row = Problem.of(cell), expected_of(cell)
         runs, reference, row["checked_with"] = self._peers_of(problem, peers, refused)
         self._say(OURS)
         runs = {OURS: run_of(OURS, problem), **runs}
@@ -88,6 +89,7 @@ class Measuring:
         if reference is not None and (wrong := difference_in_words(found, reference)):
             raise UsageError(f"Ours are wrong: {wrong} from {row['checked_with']}.")
         del found, reference
+        row["served_by"] = self._kernels_of_ours()
         if "pytorch_would_serve" in row:
             self._say(PYTORCH)
             runs[PYTORCH] = run_of(PYTORCH, problem)
@@ -95,6 +97,17 @@ class Measuring:
         if FA3 in peers and cell.is_backward and FA3 not in row["times_us"]:
             row |= self._with_flash3(problem, runs[OURS], row, refused)
         return row | fastest_of(row["ratios"])
+
+    def _kernels_of_ours(self) -> list[str]:
+        """Return the kernels that have served our calls of this cell.
+
+        Raises:
+            UsageError: PyTorch has served some, or a config did not launch.
+        """
+        kernels, failed = self._served.since_last(), self._served.failed_launches()
+        if failed or "pytorch" in kernels:
+            raise UsageError(f"Ours did not serve it, but {', '.join(kernels)}. {'; '.join(failed)}")
+        return kernels
 
     def _peers_of(
         self, problem: Problem, peers: Iterable[str], refused: dict[str, str]
@@ -159,8 +172,8 @@ class Measuring:
         return {"kernels_us": kernels, "ratios": {**row["ratios"], FA3: round(theirs_us / ours_us, 4)}}
 
 
-def _served(cell: Cell) -> dict[str, Any]:
-    """Return what an untuned call of ours is served by, and why the dispatcher would take PyTorch's, if it would."""
+def expected_of(cell: Cell) -> dict[str, Any]:
+    """Return what should serve an untuned call of ours, and why the dispatcher would take PyTorch's, if it would."""
     found = attention.explain(cell.shape)
     if found.config is None:
         raise UsageError(f"No kernel of ours serves it: {found.reason}")
