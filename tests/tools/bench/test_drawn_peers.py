@@ -27,6 +27,7 @@ from tools.bench.drawn_peers.problem import Problem
 from tools.bench.drawn_peers.record import Record, summaries
 from tools.differential.runs.served import ServedBy
 
+FIRST, *_, LAST = GROUPS
 CELL = Cell(group="forward, 64 columns", shape=AttentionShape(batch=1, num_heads=2, seqlen_q=8, head_dim=64))
 
 
@@ -80,26 +81,27 @@ def test_ratios_are_paired_by_round_and_the_fastest_peer_counts() -> None:
 
 def test_groups_are_summed_up() -> None:
     rows: list[dict[str, Any]] = [
-        {"group": "a", "ratio": 0.96},
-        {"group": "a", "ratio": 0.99},
-        {"group": "a", "ratio": 1.1},
-        {"group": "a", "error": "wrong"},
-        {"group": "b"},
+        {"group": LAST},
+        {"group": FIRST, "ratio": 0.96},
+        {"group": FIRST, "ratio": 0.99},
+        {"group": FIRST, "ratio": 1.1},
+        {"group": FIRST, "error": "wrong"},
     ]
     found = summaries(rows)
+    assert list(found) == [FIRST, LAST, "all"]
     counts = {"cells": 3, "errors": 1, "without_peer": 0, "slower": 2, "clearly_slower": 1}
-    assert found["a"] == counts | {"mean": pytest.approx((0.96 * 0.99 * 1.1) ** (1 / 3), abs=1e-4), "least": 0.96}
-    assert found["b"] == {"cells": 0, "errors": 0, "without_peer": 1}
+    assert found[FIRST] == counts | {"mean": pytest.approx((0.96 * 0.99 * 1.1) ** (1 / 3), abs=1e-4), "least": 0.96}
+    assert found[LAST] == {"cells": 0, "errors": 0, "without_peer": 1}
     assert found["all"]["cells"] == 3
 
 
 def test_the_file_has_every_row_that_was_added(tmp_path: Path) -> None:
     path = tmp_path / "h200.drawn-peers.table.json"
     record = Record(path, seed=3, drawn=2, peers=["fa2"], missing={"fa4": "not here"})
-    record.add({"group": "a", "ratio": 1.2})
+    record.add({"group": FIRST, "ratio": 1.2})
     document = json.loads(path.read_text())
-    assert document["rows"] == [{"group": "a", "ratio": 1.2}]
-    assert document["groups"]["a"]["mean"] == 1.2
+    assert document["rows"] == [{"group": FIRST, "ratio": 1.2}]
+    assert document["groups"][FIRST]["mean"] == 1.2
     assert (document["seed"], document["drawn"], document["missing"]) == (3, 2, {"fa4": "not here"})
     assert "torch" in document["environment"]
 

@@ -13,12 +13,10 @@ import torch
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.tuner.measure.environment import source_commit
+from tools.bench.drawn_peers.draw import GROUPS
+from tools.pages.searches.drawn_peer_tables import CLEARLY_SLOWER, FORMAT, SCHEMA
 
-FORMAT, SCHEMA = "blocktune-drawn-peers", 1
 PACKAGES = ("torch", "triton", "fa3-fwd", "flash-attn-3", "flash-attn-4", "flash-attn3-jax", "jax")
-CLEARLY_SLOWER = 0.97
-"""A peer's time over ours below which a cell counts as behind."""
-
 Row = Mapping[str, Any]
 
 
@@ -46,7 +44,7 @@ class Record:
         """Add a row and write the file."""
         self.document["rows"].append(row)
         self.document["groups"] = summaries(self.document["rows"])
-        write_atomically(self._path, json.dumps(self.document, indent=1, sort_keys=True) + "\n")
+        write_atomically(self._path, json.dumps(self.document, indent=1) + "\n")
 
 
 def _environment() -> dict[str, str]:
@@ -64,9 +62,9 @@ def _environment() -> dict[str, str]:
 
 
 def summaries(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the summary of each group, in the order of their first rows, and of all rows as `all`."""
-    groups = {row["group"]: [other for other in rows if other["group"] == row["group"]] for row in rows}
-    return {name: _summary(found) for name, found in (groups | {"all": list(rows)}).items()}
+    """Return the summary of each group that has rows, and of all rows as `all`."""
+    groups = {name: [row for row in rows if row["group"] == name] for name in GROUPS}
+    return {name: _summary(found) for name, found in (groups | {"all": list(rows)}).items() if found}
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
