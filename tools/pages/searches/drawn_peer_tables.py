@@ -31,9 +31,10 @@ def block(path: Path) -> str:
     rows = document["rows"]
     timed = {name for row in rows for name in row.get("ratios", ())}
     software = ", ".join(f"{name} {version}" for name, version in sorted(document["environment"].items()))
+    drawn = f"{len(rows)} shapes drawn with seed {document['seed']}, untuned"
     caption = (
-        f"{sentence_without(timed)}{document['device']}, {document['created_at'][:10]} ({software}): {len(rows)} "
-        f"shapes drawn with seed {document['seed']}, untuned, the time of the fastest of {_enumerate_peers(timed)} over "
+        f"{sentence_without(timed)}{document['device']}, {document['created_at'][:10]} ({software}): {drawn}, "
+        f"the time of the fastest of {_enumerate_peers(timed)} over "
         f"ours.{commit_sentence([document['commit']])}"
     )
     return "\n\n".join((caption, markdown_table(COLUMNS, _group_rows(document["groups"])), _slower_sentence(rows)))
