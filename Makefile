@@ -109,8 +109,9 @@ compile-facts: $(VENV)/.installed-test $(NEWEST)/.installed
 
 test-pair: BIN := $(PAIR)/bin
 test-pair: $(PAIR)/.installed
-	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive and not triton_free" $(INTERPRETED)
-	$(PARALLEL) -m "not gpu and not exhaustive and not cluster and not triton_free" $(ASKS_TRITON) $(COMMANDS)
+# Tests that ask nothing of Triton ask PyTorch.
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
+	$(PARALLEL) -m "not gpu and not exhaustive and not cluster" tests/kernels tests/runtime tests/tuner tests/test_examples.py $(COMMANDS)
 
 test-lowest: BIN := $(LOWEST)/bin
 test-lowest: $(LOWEST)/.installed

@@ -50,6 +50,8 @@ LOWEST = -(2.0**21)
 """Below it a log-sum-exp of float32 is rounded by 1/8 and more."""
 FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
+REFUSES_BOTH = torch.__version__ >= (2, 14)
+"""Whether this PyTorch refuses a mask together with is_causal whatever its backend (pytorch/pytorch#187801)."""
 
 
 def call_sdpa(given: SdpaArguments) -> Tensor:
@@ -162,7 +164,7 @@ def _takes_both(given: SdpaArguments) -> bool:
     """Return whether it is a call with a mask and is_causal on a GPU that PyTorch computes. Its mathematics refuse
     both, and where cuDNN is left out they may be all that remains."""
     query, mask = given.query, given.attn_mask
-    if mask is None or given.is_causal is not True or query.device.type != FUSED_DEVICE:
+    if REFUSES_BOTH or mask is None or given.is_causal is not True or query.device.type != FUSED_DEVICE:
         return False
     if mask.dim() < 2 or mask.dtype not in (torch.bool, query.dtype):
         return False

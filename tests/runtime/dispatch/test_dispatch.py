@@ -233,6 +233,7 @@ def test_gradients_flow_and_no_grad_uses_the_kernel(kernel: PlainKernel) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # PyTorch's own, from 2.14
 def test_tracing_sees_pytorchs_attention(kernel: PlainKernel) -> None:
     query, key, value = tensors(SHAPE)
     dispatcher = Dispatcher(ListSource())

@@ -65,6 +65,7 @@ def test_a_state_of_pytorch_is_asked_for_in_every_call(
     assert fast_path.find(OPTIONS, arguments) is served
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 def test_transforms_and_tracers_are_asked_for_in_every_call(known: Known) -> None:
     fast_path, arguments, _ = known
     seen: list[Any] = []
@@ -75,9 +76,7 @@ def test_transforms_and_tracers_are_asked_for_in_every_call(known: Known) -> Non
 
     torch.vmap(ask)(torch.zeros(3))
     torch.func.grad(lambda tensor: ask(tensor).sum())(torch.zeros(3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.trace(ask, (torch.zeros(3),), check_trace=False)
+    torch.jit.trace(ask, (torch.zeros(3),), check_trace=False)
     assert seen == [None, None, None]
 
 
