@@ -68,7 +68,7 @@ CAUSAL_SIZES = (
     (1, 4, 4, 4096, 4096, 256),
 )
 """The same, from the upper left."""
-WHOLE, SPLIT = "flash_fwd_hopper", "flash_fwd_hopper_split"
+WHOLE, SPLIT, DECODE = "flash_fwd_hopper", "flash_fwd_hopper_split", "flash_decode"
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2": SDPBackend.FLASH_ATTENTION}
 ROUNDS = 12
 HEAT_SECONDS = 0.2
@@ -76,7 +76,15 @@ HOW = (
     f"medians of {ROUNDS} rounds in turns, the L2 cache overwritten before every launch; bfloat16, default "
     "configs; the ratio is of the fastest of the others."
 )
-COLUMNS = ("shape", "parts", "split, µs", "one piece, µs", *(f"{name}, µs" for name in BACKENDS), "ratio")
+COLUMNS = (
+    "shape",
+    "parts",
+    "split, µs",
+    "one piece, µs",
+    "decoding, µs",
+    *(f"{name}, µs" for name in BACKENDS),
+    "ratio",
+)
 
 
 def shape_of(
@@ -105,7 +113,7 @@ def launches_of(shape: AttentionShape) -> dict[str, Run]:
     inputs = make_inputs(shape, device="cuda", seed=2)
     given: list[Any] = [inputs.q, inputs.k, inputs.v, torch.empty_like(inputs.q), None, softmax_scale(shape)]
     found: dict[str, Run] = {}
-    for kernel in (SPLIT, WHOLE):
+    for kernel in (SPLIT, WHOLE, DECODE):
         if (config := config_of(kernel, shape)) is not None:
             bound: Any = get_kernel(kernel).bind(config, shape)
             found[kernel] = functools.partial(bound.pinned(*given), *given)
@@ -127,10 +135,11 @@ def row_of(shape: AttentionShape, clock: CudaClock) -> list[str]:
     rounds = clock.rounds(list(runs.values()), ROUNDS)
     times = {label: Timed(label, None, column(rounds, number)) for number, label in enumerate(runs)}
     config, split = config_of(SPLIT, shape), times.get(SPLIT)
-    others = [f"{times[name].time_us:,.1f}" for name in (WHOLE, *BACKENDS)]
+    names = [name for name in (WHOLE, DECODE, *BACKENDS) if name in times]
+    others = [f"{times[name].time_us:,.1f}" if name in times else "" for name in (WHOLE, DECODE, *BACKENDS)]
     if config is None or split is None:
         return [shape.label, "", "", *others, ""]
-    fastest = min((times[name] for name in (WHOLE, *BACKENDS)), key=lambda one: one.time_us)
+    fastest = min((times[name] for name in names), key=lambda one: one.time_us)
     ratio = f"{split.as_fast_as(fastest):.3f}"
     return [shape.label, str(config.parameters["splits"]), f"{split.time_us:,.1f}", *others, ratio]
 
@@ -141,7 +150,9 @@ def main(out: str) -> None:
     cc, clock = current_device().limits.cc, CudaClock()
     rows: list[list[str]] = []
     with CompileFarm(workers=14) as farm:
-        configs = [(config, shape) for shape in shapes for name in (SPLIT, WHOLE) if (config := config_of(name, shape))]
+        configs = [
+            (config, shape) for shape in shapes for name in (SPLIT, WHOLE, DECODE) if (config := config_of(name, shape))
+        ]
         for submitted in [farm.submit(config.kernel, config, shape, cc) for config, shape in configs]:
             submitted.result()
     for config, shape in configs:

@@ -117,6 +117,7 @@ def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits:
         ({"seqlen_q": 16, "num_heads": 64}, (64, 64, 4), 8),  # 512 keys for each of 16 splits
         ({"features": Features(cached=True, page_size=64)}, (16, 64, 2), 64),
         ({"dtype": "float32"}, (16, 64, 2), 64),
+        ({"head_dim": 160, "num_heads": 16, "num_heads_kv": 16, "batch": 16}, (16, 64, 2), 2),  # programs enough
     ],
 )
 def test_the_default_over_contiguous_keys_has_deep_buffers_and_programs_that_are_resident_together(
@@ -137,7 +138,8 @@ def test_the_default_on_a_device_of_which_nothing_was_measured_has_several_progr
     ("changes", "first"),
     [
         ({"seqlen_q": 32}, "flash_decode"),
-        ({"seqlen_q": 64, "batch": 1}, "flash_fwd_hopper_split"),  # half of a large GPU would idle
+        ({"seqlen_q": 64, "batch": 1}, "flash_decode"),  # half of a large GPU would idle
+        ({"seqlen_q": 65, "batch": 1}, "flash_fwd_hopper_split"),
         ({"seqlen_q": 64, "batch": 1, "seqlen_k": 512}, "flash_fwd_hopper"),  # too few keys for splits
         ({"seqlen_q": 64, "batch": 8}, "flash_fwd_hopper"),
         ({"seqlen_q": 4096, "batch": 1}, "flash_fwd_hopper"),
