@@ -116,7 +116,7 @@ class BatchAttention:
         if batch.singles:
             begins = begins[batch.singles :] - batch.singles
             lengths, table = lengths[batch.singles :], table[batch.singles :]
-        longest = 1 << (batch.longest - 1).bit_length()  # else there would be a plan for every length of a chunk
+        longest = 1 << max(batch.longest - 1, 1).bit_length()  # else there would be a plan for every length of a chunk
         sinks = check_sinks(self.sinks, q.shape[1], q)
         asked = self._asked(sinks) | {"cu_seqlens_q": begins, "num_splits": min(self.num_splits, 1)}
         check_pages(q.transpose(0, 1)[None], k_pages, v_pages, table, lengths, self.dispatcher)
