@@ -48,10 +48,10 @@ def cache(size: int) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def table_of(size: int, keys: Sequence[int]) -> Tensor:
+def table_of(size: int, keys: Sequence[int], pages: int = PAGES) -> Tensor:
     """Pages for each sequence; those that no key is in are named -1."""
     counts = [-(-length // size) for length in keys]
-    table, numbers = torch.full((len(keys), max(counts)), -1, dtype=torch.int32), torch.randperm(PAGES).int()
+    table, numbers = torch.full((len(keys), max(counts)), -1, dtype=torch.int32), torch.randperm(pages).int()
     for row, count, begin in zip(table, counts, torch.tensor([0, *counts]).cumsum(0), strict=False):
         row[:count] = numbers[begin : begin + count]
     return table

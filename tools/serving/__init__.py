@@ -1,0 +1,1 @@
+"""What serving engines ask of attention: batches of prompts and single tokens over pages."""
