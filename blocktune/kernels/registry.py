@@ -25,6 +25,7 @@ from blocktune.kernels.hopper.decode8.kernel import FlashDecode8Hopper
 from blocktune.kernels.hopper.decode8.ring.kernel import FlashDecode8Ring
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort
+from blocktune.kernels.hopper.forward.split.kernel import FlashForwardHopperSplit
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
 from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.portable.backward.fused import FlashBackwardFused
@@ -47,6 +48,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashBackwardHopper(),
         FlashBackwardSplit(),
         FlashBackwardFused(),
+        FlashForwardHopperSplit(),
         FlashDecodeHopper(),
         FlashDecode(),
         FlashDecode8Hopper(),

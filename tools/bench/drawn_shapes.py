@@ -2,13 +2,12 @@
 
 python -m tools.bench.drawn_shapes SEED FILE [COUNT] [SECONDS]
 
-Draws COUNT shapes (20) of all families in turns and takes as many as fit SECONDS (600). Of each it writes what a call
-gets before anything is tuned, what the search found, and their times in the rounds of its finals. The search is that of
-`tune run` among the model's favourites, which are compiled for all shapes from the start.
+Draws COUNT shapes (20) of all groups of `tools.bench.drawn_peers` and takes as many as fit SECONDS (600). Of each it
+writes what a call gets before anything is tuned, what the search found, and their times in the rounds of its finals.
+The search is that of `tune run` among the model's favourites, which are compiled for all shapes from the start.
 """
 
 import json
-import random
 import sys
 import tempfile
 import time
@@ -40,62 +39,15 @@ from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.agreement import RoundsByConfig
+from tools.bench.drawn_peers.draw import drawn_cells
 from tools.pages.searches.drawn_tables import FORMAT, SCHEMA
 
 TRIALS = 16
-TOKENS, WIDTH = 16384, 2048
-"""Tokens of all sequences and columns of all heads of a prefill or a backward, about."""
-
-CACHED_KEYS = 1 << 20
-"""Keys of all sequences of a cache, at most."""
-
-
-def prefill(draw: random.Random, dims: tuple[int, ...] = (64, 80, 96, 128, 192, 256)) -> dict[str, Any]:
-    dim, group = draw.choice(dims), draw.choice((1, 1, 4, 7, 8))
-    length = round(2 ** draw.uniform(8.5, 13.5))
-    heads = max(group, WIDTH // dim // group * group)
-    return {
-        "batch": max(1, TOKENS // length),
-        "num_heads": heads,
-        "num_heads_kv": heads // group,
-        "seqlen_q": length,
-        "head_dim": dim,
-        "causal": draw.random() < 0.5,
-    }
-
-
-def decoding(draw: random.Random) -> dict[str, Any]:
-    keys, group, heads_kv = round(2 ** draw.uniform(9.5, 17)), draw.choice((4, 5, 7, 8, 16)), draw.choice((4, 8))
-    batch = min(2 ** draw.randrange(7), max(1, CACHED_KEYS // keys))
-    queries = draw.choice((1, 1, 1, 2, 4, 8, 16))
-    return {
-        "batch": batch,
-        "num_heads": group * heads_kv,
-        "num_heads_kv": heads_kv,
-        "seqlen_q": queries,
-        "seqlen_k": keys,
-        "head_dim": draw.choice((64, 128, 128)),
-        "causal": "lower_right" if queries > 1 else "none",
-        "features": draw.choice(("", "", "cached page=16", "cached page=256")) if queries == 1 else "",
-    }
-
-
-def backward(draw: random.Random) -> dict[str, Any]:
-    return prefill(draw, (64, 128, 128, 256)) | {"direction": "backward"}
-
-
-def featured(draw: random.Random) -> dict[str, Any]:
-    feature = draw.choice(("softcap", "varlen", f"window={2 ** draw.randrange(7, 12) - 1}:-1"))
-    return prefill(draw, (64, 128)) | {"causal": True, "features": feature}
-
-
-FAMILIES = (prefill, decoding, prefill, decoding, backward, decoding, featured)
 
 
 def draw_shapes(seed: int, count: int) -> list[AttentionShape]:
-    """Return shapes of `FAMILIES` in turns that kernels of an H100 or H200 compute."""
-    draw = random.Random(seed)
-    return [AttentionShape(**FAMILIES[number % len(FAMILIES)](draw)) for number in range(count)]
+    """Return the shapes that `tools.bench.drawn_peers` draws."""
+    return [cell.shape for cell in drawn_cells(seed, count)]
 
 
 class KeptFinals(GpuRunner):

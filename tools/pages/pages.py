@@ -59,7 +59,7 @@ from tools.pages.recorded import (
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from tools.pages.room_maps import room_maps
-from tools.pages.searches import block_size_tables
+from tools.pages.searches import block_size_tables, drawn_peer_tables
 from tools.pages.searches.drawn_tables import SUFFIX as DRAWN
 from tools.pages.searches.drawn_tables import drawn_block
 from tools.pages.searches.ladder_tables import ladder_tables
@@ -105,6 +105,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(ui_tables.SUFFIX), ui_tables.block),
     (_ending(sanitizer_tables.SUFFIX), sanitizer_tables.block),
     (_ending(backward_peer_tables.SUFFIX), backward_peer_tables.block),
+    (_ending(drawn_peer_tables.SUFFIX), drawn_peer_tables.block),
     (_ending(plain_tables.SUFFIX), plain_tables.block),
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),

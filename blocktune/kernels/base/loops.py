@@ -36,18 +36,21 @@ class ForwardLoops:
     unless: the parameter with which the attention does so itself, tile by tile.
     lays_out_masks: a launch of its own writes a mask tensor before, where there is one, as the registers of the next
     want it.
+    splits: the parameter that says in how many parts the keys are cut, which a launch of its own merges; empty where
+    they never are.
     """
 
     visits: Visits = Visits.CAUSAL
     transposes: Literal["", "k", "v"] = ""
     unless: str = ""
     lays_out_masks: bool = False
+    splits: str = ""
 
     @property
     def moving_passes(self) -> tuple[str, ...]:
         """The launches around the longest one that only move bytes, by the names that tuner/traffic gives them; the one
         that lays out a mask is there where a mask is."""
-        passes = {"transpose": bool(self.transposes), "mask": self.lays_out_masks}
+        passes = {"transpose": bool(self.transposes), "mask": self.lays_out_masks, "merge": bool(self.splits)}
         return tuple(name for name, is_there in passes.items() if is_there)
 
 

@@ -19,6 +19,8 @@ SMALL = AttentionShape(
     causal=Causal.LOWER_RIGHT,
 )
 """No multiple of a tile, so that every edge is walked; query heads share key heads."""
+MANY_KEYS = 2100
+"""Of kernels that cut the keys into parts."""
 HEAD_DIMS = ((64, 64), (80, 48), (64, 32), (128, 128), (256, 256))
 """Whole tiles, padded ones, values narrower than queries, and those that kernels cut in panels."""
 LABELS = {"window": "window=40:9", "paged": "cached page=64"}
@@ -49,12 +51,13 @@ def _together(base: str, word: str) -> str:
 def _shape(
     kernel: AttentionKernel, limits: ComputeLimits, dtype: str, dims: tuple[int, int], features: str
 ) -> AttentionShape | None:
-    """Return the small shape with these head dimensions and features, of many queries or of one, or None if the kernel
-    has no config for it."""
+    """Return the small shape with these head dimensions and features, of many queries, of one, or of many keys, or None
+    if the kernel has no config for it."""
     own = dtype if dtype in kernel.dtypes else FP8
     sized = replace(SMALL, head_dim=dims[0], head_dim_v=dims[1], dtype=own, direction=kernel.direction)
     whole = replace(sized, features=Features.parse(features))
-    for shape in (whole, replace(whole, causal=Causal.NONE), replace(whole, seqlen_q=1, causal=Causal.NONE)):
+    full = replace(whole, causal=Causal.NONE)
+    for shape in (whole, full, replace(full, seqlen_q=1), replace(whole, seqlen_k=MANY_KEYS)):
         config = kernel.default_config(shape, limits) if kernel.unsupported(shape, limits) is None else None
         if config is not None and not kernel.violations(config, shape, limits):
             return shape

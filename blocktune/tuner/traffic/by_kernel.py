@@ -18,6 +18,7 @@ from blocktune.tuner.traffic.decode import decode_traffic, single_launch_traffic
 from blocktune.tuner.traffic.forward import (
     general_traffic,
     laid_mask_traffic,
+    merged_traffic,
     transposed_traffic,
     v1_kernel_traffic,
 )
@@ -58,6 +59,8 @@ def _forward(loops: ForwardLoops, config: KernelConfig, shape: AttentionShape, p
     found = _walk(loops.visits, config, shape, perfect_l2)
     if loops.lays_out_masks and mask_elements_bytes(shape):
         return laid_mask_traffic(shape, found, config.block_m, config.block_n, perfect_l2=perfect_l2)
+    if loops.splits:
+        return merged_traffic(shape, found, config.parameters[loops.splits])
     if loops.transposes and not config.parameters.get(loops.unless):
         return transposed_traffic(shape, found, loops.transposes)
     return found

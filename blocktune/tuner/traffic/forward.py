@@ -96,6 +96,25 @@ def laid_mask_traffic(
     return Passes(passes=(mask_pass(shape), replace(then, read={**then.read, "laid": seen // mask_bits(shape)})))
 
 
+def merged_traffic(shape: AttentionShape, forward: V2Traffic | Passes, splits: int) -> Passes:
+    """Return the traffic of a forward over parts of the keys, which read the queries each, and of the merge of what
+    they leave: an output of its type and a log-sum-exp for every row of a part.
+
+    Args:
+        shape: the problem.
+        forward: the traffic of the forward in one part.
+        splits: the parts.
+    """
+    (then,) = forward.passes if isinstance(forward, Passes) else (_as_pass(forward),)
+    rows = query_rows(shape)
+    out_bytes = rows * shape.head_dim_v * shape.element_bytes
+    left = {"partial": splits * out_bytes, "statistics": splits * rows * STATISTIC_BYTES}
+    read = {**then.read, "q": splits * then.read["q"]}
+    return Passes(
+        passes=(replace(then, read=read, written=left), Pass(name="merge", read=left, written={"o": out_bytes}))
+    )
+
+
 def _as_pass(traffic: V2Traffic) -> Pass:
     """Return FlashAttention-2 without log-sum-exp as a launch."""
     read = {"q": traffic.q_read, "k": traffic.k_read, "v": traffic.v_read}

@@ -6,24 +6,15 @@ from typing import Any
 
 import pytest
 
-from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import Direction
+from tools.bench.drawn_peers.draw import drawn_cells
 from tools.bench.drawn_shapes import draw_shapes, over_fastest
 from tools.pages.pages import with_results
 from tools.pages.searches import drawn_tables
 
 
-def test_a_seed_names_its_shapes_and_kernels_compute_all_of_them() -> None:
-    shapes = draw_shapes(5, 28)
-    assert shapes == draw_shapes(5, 28) != draw_shapes(6, 28)
-    assert len(set(shapes)) == 28
-    limits = device_named("h200").limits
-    assert all(kernels_for(shape, limits) for shape in shapes)
-    assert sum(shape.seqlen_q <= 16 for shape in shapes) == 12
-    assert sum(shape.direction is Direction.BACKWARD for shape in shapes) == 4
-    assert sum(bool(shape.features) and shape.seqlen_q > 16 for shape in shapes) == 4
+def test_shapes_are_those_of_the_bench_next_to_peers() -> None:
+    assert draw_shapes(5, 28) == [cell.shape for cell in drawn_cells(5, 28)]
 
 
 def test_a_loss_is_paired_by_round() -> None:

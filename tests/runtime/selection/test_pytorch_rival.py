@@ -61,6 +61,17 @@ def test_shapes_of_another_class_say_nothing() -> None:
     assert PytorchRival(duels(1.5)[:2]).outlook(ODD) is None  # too few
 
 
+def test_shapes_with_few_tiles_are_a_class_of_their_own() -> None:
+    few = replace(ODD, seqlen_q=256, seqlen_k=32768, batch=1, head_dim=128, head_dim_v=128)
+    rival = PytorchRival(duels(1.5, few))
+    assert rival.outlook(few) is not None
+    assert rival.outlook(few, is_split=True) is None
+    split = PytorchRival(replace(duel, is_split=True) for duel in duels(1.5, few))
+    outlook = split.outlook(few, is_split=True)
+    assert outlook is not None
+    assert outlook.is_slower
+
+
 def test_masks_of_float32_are_of_its_class() -> None:
     single = replace(ODD, dtype="float32")
     outlook = PytorchRival(duels(1.5, single)).outlook(replace(single, features=Features.parse("boolean")))
@@ -69,7 +80,8 @@ def test_masks_of_float32_are_of_its_class() -> None:
 
 
 def test_the_nearest_shapes_decide() -> None:
-    near, far = duels(2.0), [duel for length in (64, 128, 256) for duel in duels(0.5, replace(ODD, seqlen_q=length))]
+    near = duels(2.0) + duels(2.0, replace(ODD, seqlen_q=2000))
+    far = [duel for length in (64, 128, 256) for duel in duels(0.5, replace(ODD, seqlen_q=length))]
     outlook = PytorchRival([*far, *near]).outlook(ODD)
     assert outlook is not None
     assert outlook.shapes == NEAREST

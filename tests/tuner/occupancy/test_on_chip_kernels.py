@@ -24,6 +24,8 @@ ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
 def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
     dtype = "fp8" if kernel.name == "flash_fwd_fp8" else dtype
     plain = complete_shape(1024, dim, batch=1, heads=8, kv_heads=2, dtype=dtype)
+    if kernel.name == "flash_fwd_hopper_split":
+        return replace(plain, seqlen_q=512, seqlen_k=4096)
     if kernel.name.startswith("flash_decode"):
         of_cache = Features(cached=True, kv=CacheType.INT8) if "decode8" in kernel.name else Features()
         return replace(plain, seqlen_q=1, features=of_cache)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from blocktune.cli.output.json_files import write_atomically
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.dispatch.dispatcher import attention
 from blocktune.runtime.selection.pytorch_rival import FORMAT, SCHEMA
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
@@ -74,12 +76,19 @@ def time_all(cases: list[SpeedCase], end: float, *, kernels: bool) -> list[dict[
             "label": case.label,
             "group": case.group,
             "shape": case.shape.to_json(),
+            "kernel": serving_kernel(case.shape),
             **time_case(case, clock, kernels=kernels).to_json(),
         }
         records.append(record)
         if record["slower"] or record["host_slower"]:
             print(_line(record), flush=True)
     return records
+
+
+def serving_kernel(shape: AttentionShape) -> str:
+    """Return the name of our kernel that serves a shape, or none."""
+    config = attention.explain(shape).config
+    return "" if config is None else config.kernel
 
 
 def show(records: list[dict[str, Any]]) -> None:

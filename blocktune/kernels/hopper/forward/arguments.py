@@ -152,6 +152,9 @@ class Options(NamedTuple):
     CONSUMER_REGS: int
     PRODUCER_REGS: int
     """Registers of a thread."""
+    KEY_PARTS: int = 1
+    """Parts that the keys of a head are cut into, each with an output and a log-sum-exp of its own. Above 1 there is no
+    left bound, and tiles with fewer blocks have a right bound, or RAGGED keys."""
 
 
 class ShortOptions(NamedTuple):

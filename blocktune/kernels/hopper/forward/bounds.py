@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.sequences import cached_sequence, packed_sequence, whole_sequence
+from blocktune.kernels.hopper.common.sequences import KeyBlocks, cached_sequence, packed_sequence, whole_sequence
 
 
 class Walk(NamedTuple):
@@ -14,6 +14,45 @@ class Walk(NamedTuple):
     first: Any
     last: Any
     start: Any
+
+
+class KeyPart(NamedTuple):
+    """One of the parts that the keys of a head are cut into."""
+
+    batch_head: Any
+    number: Any
+
+
+@gluon.jit
+def key_part(place, KEY_PARTS: gl.constexpr):
+    """Return the part of keys that is the `place`-th of all heads."""
+    if KEY_PARTS == 1:
+        return KeyPart(batch_head=place, number=0)
+    else:
+        return KeyPart(batch_head=place // KEY_PARTS, number=place % KEY_PARTS)
+
+
+@gluon.jit
+def blocks_of_part(blocks, number, KEY_PARTS: gl.constexpr):
+    """Return the blocks that a tile walks along in one part of the keys: of those from block 0 on an equal share or one
+    more. Where these are fewer than the parts, some parts have the block after the last one alone, which no row sees.
+    """
+    if KEY_PARTS == 1:
+        return blocks
+    else:
+        count = blocks.last + 1
+        first, end = count * number // KEY_PARTS, count * (number + 1) // KEY_PARTS
+        first = gl.where(first == end, count, first)
+        return KeyBlocks(first=first, last=gl.maximum(first, end - 1))
+
+
+@gluon.jit
+def output_head(head, number, KEY_PARTS: gl.constexpr):
+    """Return the head of the output [batch, num_heads * KEY_PARTS, seqlen_q, head_dim_v] that a part writes."""
+    if KEY_PARTS == 1:
+        return head
+    else:
+        return head * KEY_PARTS + number
 
 
 @gluon.jit

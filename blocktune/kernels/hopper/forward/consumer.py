@@ -69,7 +69,15 @@ from blocktune.kernels.hopper.forward.biases import (
     loaded_of_block,
     natural_scales,
 )
-from blocktune.kernels.hopper.forward.bounds import sequence_of, stretch, walk_start, walks_round
+from blocktune.kernels.hopper.forward.bounds import (
+    blocks_of_part,
+    key_part,
+    output_head,
+    sequence_of,
+    stretch,
+    walk_start,
+    walks_round,
+)
 from blocktune.kernels.hopper.forward.copies import (
     hand_back,
     release,
@@ -171,7 +179,9 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
     if VARLEN:
         number, tile_slot = receive(memory.ring, tile_slot)
     while number < q_tiles * sizes.batch_heads:
-        m, batch_head = locate(number, q_tiles, sizes.head_group, sizes.batch_heads, LONGEST_FIRST)
+        m, place = locate(number, q_tiles, sizes.head_group, sizes.batch_heads, LONGEST_FIRST)
+        part = key_part(place, OPTIONS.KEY_PARTS)
+        batch_head = part.batch_head
         batch = batch_head // num_heads
         head = batch_head % num_heads
         row = m * BLOCK_M + C * ROWS
@@ -179,7 +189,10 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
         of_rows = biases_of_rows(biases, batch, head, row, sequence, no_acc, OPTIONS, LAYOUTS.scores)
         bias = TileBiases(biases, batch_head, row, *of_rows)
         blocks = key_range(m * BLOCK_M, sequence, BLOCK_M, OPTIONS)
+        blocks = blocks_of_part(blocks, part.number, OPTIONS.KEY_PARTS)
         own = key_range(row, sequence, ROWS, OPTIONS)
+        if OPTIONS.KEY_PARTS > 1:
+            own = KeyBlocks(first=blocks.first, last=gl.minimum(gl.maximum(own.last, blocks.first), blocks.last))
         if OPTIONS.LEFT:
             own = KeyBlocks(first=gl.maximum(own.first, blocks.first), last=gl.maximum(own.last, blocks.first))
         if skips_blocks(OPTIONS):  # blocks wholly right of what these rows see
@@ -269,10 +282,11 @@ def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: 
             divisor = total
             if OPTIONS.DROPOUT:
                 divisor = total * biases.kept_share
-            rows = HeadRows(tensors.o, batch, head, sequence.begin_q, sequence.seqlen_q)
+            head_o = output_head(head, part.number, OPTIONS.KEY_PARTS)
+            rows = HeadRows(tensors.o, batch, head_o, sequence.begin_q, sequence.seqlen_q)
             send_output(acc, divisor, rows, row, memory, C, OPTIONS, LAYOUTS)
             if tensors.lse is not None:
-                at = batch_head.to(gl.int64) * sizes.lse_rows
+                at = place.to(gl.int64) * sizes.lse_rows
                 if VARLEN:
                     at = head.to(gl.int64) * sizes.lse_rows + sequence.begin_q
                 # [64]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
+from blocktune.kernels.base.direct_launch import Describe
 from blocktune.kernels.base.feature_arguments import CACHE_FEATURES, DENSE_FEATURES, few_queries_problem
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
@@ -72,7 +73,7 @@ class FlashForwardHopper(AttentionKernel):
 
     name = "flash_fwd_hopper"
     loops = ForwardLoops(lays_out_masks=True)  # counted as if a window hid no keys
-    ladder_steps = ("hopper",)
+    ladder_steps: ClassVar[tuple[str, ...]] = ("hopper",)
     features = DENSE_FEATURES | CACHE_FEATURES
     most_barrier_bytes = BARRIER_BYTES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
@@ -176,6 +177,10 @@ class FlashForwardHopper(AttentionKernel):
         return hash_of_sources(flash_fwd_hopper_kernel)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        return specialize(flash_fwd_hopper_kernel, self.example_arguments(config, shape), {"num_warps": WARPS})
+
+    def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        """Return arguments of the attention for contiguous tensors, without a log-sum-exp."""
         features, integers = shape.features, TensorArgument("int32")
         blocks = (
             DescriptorArgument(shape.dtype, (*[1] * (3 if in_line else 2), *block), swizzled=True)
@@ -191,8 +196,7 @@ class FlashForwardHopper(AttentionKernel):
             arguments |= {"table": integers, "table_line": 1}
         arguments |= {"sinks": None, "scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
         arguments |= example_biases(shape)
-        arguments |= sizes_of(config, shape) | {"OPTIONS": options_of(config, shape)}
-        return specialize(flash_fwd_hopper_kernel, arguments, {"num_warps": WARPS})
+        return arguments | sizes_of(config, shape) | {"OPTIONS": options_of(config, shape)}
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         return (mask_spec(shape),) if mask_code(shape) else ()
@@ -207,11 +211,7 @@ class FlashForwardHopper(AttentionKernel):
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         fixed = (*sizes_of(config, shape).values(), options_of(config, shape))
         grid, options = (min(multiprocessors(), tiles), 1, 1), {"num_warps": WARPS}
-        blocks = zip(blocks_of(config, shape), _rows_in_line(shape.features), strict=True)
-        described = tuple(
-            (slot, partial(_describe_packed if in_line else describe_rows, *block))
-            for slot, (block, in_line) in enumerate(blocks)
-        )
+        described = self.descriptions(config, shape)
         if mask_code(shape):
             return MaskedLaunch(shape, grid, fixed, options, described)
         return (ExtrasLaunch if takes_extras else TritonLaunch)(
@@ -221,6 +221,14 @@ class FlashForwardHopper(AttentionKernel):
             partial(_fixed, fixed) if takes_extras else partial(trailing, (*NO_CACHE, *fixed)),
             options,
             described,
+        )
+
+    def descriptions(self, config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, Describe], ...]:
+        """Return what makes the descriptors of q, k, v and the output, with their places among the arguments."""
+        blocks = zip(blocks_of(config, shape), _rows_in_line(shape.features), strict=True)
+        return tuple(
+            (slot, partial(_describe_packed if in_line else describe_rows, *block))
+            for slot, (block, in_line) in enumerate(blocks)
         )
 
 

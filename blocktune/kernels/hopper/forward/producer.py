@@ -11,7 +11,7 @@ from blocktune.kernels.hopper.common.device_functions import locate
 from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import key_range
 from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, publish
-from blocktune.kernels.hopper.forward.bounds import Walk, sequence_of, walk_start, walked
+from blocktune.kernels.hopper.forward.bounds import Walk, blocks_of_part, key_part, sequence_of, walk_start, walked
 from blocktune.kernels.hopper.forward.copies import load_block, load_rows, pages_of_block, rows_of_keys
 
 
@@ -122,15 +122,17 @@ def producer(tensors, memory, diagonal, sizes, OPTIONS: gl.constexpr):
         tile = next_live(tile, tensors, q_tiles, sizes, BLOCK_M, LONGEST_FIRST)
         tile_slot = publish(tile, memory.ring, tile_slot)
     while tile < q_tiles * sizes.batch_heads:
-        m, batch_head = locate(tile, q_tiles, sizes.head_group, sizes.batch_heads, LONGEST_FIRST)
-        batch = batch_head // num_heads
-        head = batch_head % num_heads
+        m, place = locate(tile, q_tiles, sizes.head_group, sizes.batch_heads, LONGEST_FIRST)
+        part = key_part(place, OPTIONS.KEY_PARTS)
+        batch = part.batch_head // num_heads
+        head = part.batch_head % num_heads
         head_kv = head // sizes.group_size
         sequence = sequence_of(batch, tensors, sizes, OPTIONS.LOWER_RIGHT)
         queries = HeadRows(tensors.q, batch, head, sequence.begin_q, sequence.seqlen_q)
         keys = rows_of_keys(tensors.k, batch, head_kv, sequence, sizes.k_rows, tensors, sizes)
         values = rows_of_keys(tensors.v, batch, head_kv, sequence, sizes.v_rows, tensors, sizes)
         blocks = key_range(m * BLOCK_M, sequence, BLOCK_M, OPTIONS)
+        blocks = blocks_of_part(blocks, part.number, OPTIONS.KEY_PARTS)
         start = walk_start(m * BLOCK_M, diagonal, blocks.last, BLOCK_M, OPTIONS)
         walk = Walk(blocks.first, blocks.last, start)
         row = start * OPTIONS.BLOCK_N

@@ -1,6 +1,6 @@
 """Times decoding on the current GPU and writes the tables of notes/kernels/decoding.md.
 
-    python -P -m tools.bench.decoding results/h200
+    python -P -m tools.bench.serving.decoding results/h200
 
 writes results/h200.decode-queries.table.json, .decode-pages.table.json, .decode-peers.table.json and
 .decode8.table.json. Each row has what a call gets out of the box, checked against a reference first; what stands

@@ -1,6 +1,6 @@
 """Times chunks of prompts over a paged cache beside the same keys in one piece, on the current GPU.
 
-    python -P -m tools.bench.pages results/h200.pages.table.json
+    python -P -m tools.bench.serving.pages results/h200.pages.table.json
 
 Every launch has its default config and is checked against a reference first. `copied` is what calls over pages did
 before kernels read them: the keys are copied in their order, and the plain kernel reads the copy.
@@ -28,8 +28,8 @@ from blocktune.tuner.correctness.inputs import make_inputs
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.protocol import column
 from tests.support.ranks.document import new_document, table
-from tools.bench.decoding import Run, Timed, check_config
 from tools.bench.defaults import compile_ahead, default_of
+from tools.bench.serving.decoding import Run, Timed, check_config
 
 QUERIES = (64, 256, 1024, 4096)
 KEYS = (4096, 16384, 65536)

@@ -1,0 +1,1 @@
+"""The Hopper forward over parts of the keys."""

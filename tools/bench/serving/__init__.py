@@ -1,0 +1,1 @@
+"""Programs that time what servers compute: decoding, pages, chunks of prompts."""
