@@ -48,8 +48,9 @@ class PagedBatch:
 class BatchAttention:
     """Attention of a layer over paged batches, causal from the last key of each sequence.
 
-    window: keys before and after a query's own, -1 for no bound. num_splits: as `flash_attn_with_kvcache` has it, of
-    sequences of one query. sinks: one logit for each head. dispatcher: whose configs serve the calls.
+    window: keys before and after a query's own, -1 for no bound. sinks: one logit for each head. num_splits: 0 takes
+    the tuned configs; 1 to 128, a power of two, fixes them and the parts of the keys of sequences of one query.
+    dispatcher: whose configs serve the calls.
     """
 
     scale: float
@@ -116,7 +117,8 @@ class BatchAttention:
         if batch.singles:
             begins = begins[batch.singles :] - batch.singles
             lengths, table = lengths[batch.singles :], table[batch.singles :]
-        longest = 1 << max(batch.longest - 1, 1).bit_length()  # else there would be a plan for every length of a chunk
+        # a plan for every length of a chunk would be too many, and one query alone is another call: no mask
+        longest = 1 << max(batch.longest - 1, 1).bit_length()
         sinks = check_sinks(self.sinks, q.shape[1], q)
         asked = self._asked(sinks) | {"cu_seqlens_q": begins, "num_splits": min(self.num_splits, 1)}
         check_pages(q.transpose(0, 1)[None], k_pages, v_pages, table, lengths, self.dispatcher)

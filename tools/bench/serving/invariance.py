@@ -1,6 +1,6 @@
 """Times paged batches with a fixed number of splits next to tuned ones, on the current GPU, and compares their bits.
 
-    python -P -m tools.serving.invariance results/h200.invariance.table.json
+    python -P -m tools.bench.serving.invariance results/h200.invariance.table.json
 
 With a fixed number every sequence is computed alone first, and in the batch next to others that grow: its result has
 to be equal to the bit. Then all are captured as CUDA graphs and timed in turns. "unsplit batch" lets single tokens take
