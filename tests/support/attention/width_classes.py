@@ -28,6 +28,7 @@ DESCRIBED = ("flash_fwd_tma", "flash_fwd_hopper", "flash_fwd_hopper_short", "fla
 """Kernels that the copy engine serves."""
 NARROW_VALUES = ((64, 32), (32, 16), (128, 16), (40, 24))
 """Pairs at which ptxas 12.8 made wrong code (`wgmma_descriptors`): values of a narrower swizzle than the queries'."""
+KEYS, MANY_KEYS = 512, 4096
 SEED = 0
 
 
@@ -79,22 +80,26 @@ def shape_for(
     dims: tuple[int, int],
     dtype: str = "bfloat16",
     causal: Causal = Causal.UPPER_LEFT,
-    seqlen_k: int = 512,
+    seqlen_k: int = KEYS,
 ) -> AttentionShape | None:
-    """A shape with these head dimensions that the kernel admits, or None if its rules refuse it."""
-    features, queries = _form(kernel)
-    shape = _shape(kernel, features, queries, dims, dtype, causal if queries > 1 else Causal.NONE, seqlen_k)
+    """A shape with these head dimensions that the kernel admits, or None if its rules refuse it. seqlen_k: at
+    least; some kernels are for many keys."""
+    features, queries, keys = _form(kernel)
+    causal = causal if queries > 1 else Causal.NONE
+    if keys > KEYS and causal is Causal.UPPER_LEFT:
+        causal = Causal.LOWER_RIGHT
+    shape = _shape(kernel, features, queries, dims, dtype, causal, max(seqlen_k, keys))
     return shape if kernel.unsupported(shape, limits_for(cc)) is None else None
 
 
 @cache
-def _form(kernel: AttentionKernel) -> tuple[str, int]:
-    """The features and queries of the plainest shape that the kernel admits on Hopper, where all of them run."""
-    forms = itertools.product((64, 128), ("", "softcap", "block_sparse", "cached kv=int8"), (512, 1))
-    for width, features, queries in forms:
-        shape = _shape(kernel, features, queries, (width, width), "bfloat16", Causal.NONE, 512)
+def _form(kernel: AttentionKernel) -> tuple[str, int, int]:
+    """The features, queries and keys of the plainest shape that the kernel admits on Hopper, where all of them run."""
+    words = "", "softcap", "block_sparse", "cached kv=int8"
+    for keys, width, features, queries in itertools.product((KEYS, MANY_KEYS), (64, 128), words, (512, 1)):
+        shape = _shape(kernel, features, queries, (width, width), "bfloat16", Causal.NONE, keys)
         if kernel.unsupported(shape, limits_for((9, 0))) is None:
-            return features, queries
+            return features, queries, keys
     raise AssertionError(f"no form of {kernel.name} runs on Hopper")
 
 

@@ -163,7 +163,9 @@ class FlashBackwardHopper(AttentionKernel):
                 f"{shape.group_size}.",
             )
         if parts not in possible_parts(shape, (parts,)):
-            what = "packed sequences" if shape.features.varlen else "wide heads in a fixed order or with a block mask"
+            what = (
+                "wide heads or a fixed order" if shape.features.varlen else "wide heads in a fixed order or block mask"
+            )
             return (f"`group_parts` 1 of {self.name} must hold for {what}, but got {parts}.",)
         return ()
 
@@ -295,8 +297,8 @@ class FlashBackwardHopper(AttentionKernel):
 
 def _join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
     own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
-    arguments: dict[str, Any] = {"dk_sums": sums, "dv_sums": sums, "dk": own, "dv": own, "scale": 1.0}
-    arguments |= gradient_strides(shape)
+    arguments: dict[str, Any] = {"dk_sums": sums, "dv_sums": sums, "dk": own, "dv": own}
+    arguments |= {"cu_k": _lengths(shape).cu_seqlens_k, "scale": 1.0} | gradient_strides(shape)
     arguments |= {"num_heads_kv": shape.num_heads_kv, "seqlen_k": shape.seqlen_k, "blocks": gradient_blocks(shape)}
     arguments |= {"HEAD_DIM": shape.head_dim, "HEAD_DIM_V": shape.head_dim_v, "WIDTH": width_of(shape), "PARTS": parts}
     return specialize(join_parts_kernel, arguments, {"num_warps": WARPS})

@@ -140,7 +140,7 @@ class BackwardLaunch(BackwardLauncher):
                 middle(*described, counter, added, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:
-                    step(*partial_sums, dk, dv, scale)
+                    step(*partial_sums, dk, dv, None, scale)
                 return
             cu_q, padded = extras.cu_seqlens_q, rows.of_head
             rest = *strides, *lse_strides(out), *heads, padded
@@ -154,7 +154,7 @@ class BackwardLaunch(BackwardLauncher):
             middle(*described, counter, added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
-                step(*partial_sums, dk, dv, *(() if wide else (scale,)))  # wide parts are scaled
+                step(*partial_sums, dk, dv, *(() if wide else (extras.cu_seqlens_k, scale)))  # wide parts are scaled
 
         return launch
 

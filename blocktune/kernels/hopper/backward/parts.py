@@ -51,7 +51,10 @@ MAX_TILES = 8192
 
 def possible_parts(shape: AttentionShape, choices: Sequence[int]) -> list[int]:
     """Return the choices that a shape's groups can be walked along in."""
-    if shape.features.varlen or (is_wide(shape) and (shape.features.deterministic or is_listed(shape))):
+    features = shape.features
+    if features.varlen and (features.deterministic or is_wide(shape)):
+        return [1]
+    if is_wide(shape) and (features.deterministic or is_listed(shape)):
         return [1]
     return [parts for parts in choices if shape.group_size % parts == 0]
 

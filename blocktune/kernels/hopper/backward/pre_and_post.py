@@ -228,30 +228,32 @@ def finish_rows_kernel(
 
 @triton.jit(do_not_specialize=["num_heads_kv", "seqlen_k", "blocks"])
 def join_parts_kernel(
-    dk_sums, dv_sums, dk, dv, scale, stride_kb, stride_kh, stride_km, stride_vb, stride_vh, stride_vm,
+    dk_sums, dv_sums, dk, dv, cu_k, scale, stride_kb, stride_kh, stride_km, stride_vb, stride_vh, stride_vm,
     num_heads_kv, seqlen_k, blocks,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Write dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
 
     A program for half of the columns of 64 keys: (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv.
-    blocks: of 64 keys of a head, whole tiles.
+    blocks: of 64 keys of a head, whole tiles. cu_k: where packed sequences of keys begin, or None.
     """
     stride_kb, stride_kh, stride_km = in_elements(stride_kb, stride_kh, stride_km, UNIT)
     stride_vb, stride_vh, stride_vm = in_elements(stride_vb, stride_vh, stride_vm, UNIT)
     if tl.program_id(1) == 0:
         join_parts(
-            dk_sums, dk, scale, stride_kb, stride_kh, stride_km, num_heads_kv, seqlen_k, blocks, HEAD_DIM, WIDTH, PARTS
+            dk_sums, dk, cu_k, scale, stride_kb, stride_kh, stride_km, num_heads_kv, seqlen_k, blocks, HEAD_DIM, WIDTH,
+            PARTS,
         )  # fmt: skip
     else:
         join_parts(
-            dv_sums, dv, 1.0, stride_vb, stride_vh, stride_vm, num_heads_kv, seqlen_k, blocks, HEAD_DIM_V, WIDTH, PARTS
+            dv_sums, dv, cu_k, 1.0, stride_vb, stride_vh, stride_vm, num_heads_kv, seqlen_k, blocks, HEAD_DIM_V, WIDTH,
+            PARTS,
         )  # fmt: skip
 
 
 @triton.jit
 def join_parts(
-    sums, out, scale, stride_b, stride_h, stride_m, num_heads_kv, seqlen_k, blocks,
+    sums, out, cu_k, scale, stride_b, stride_h, stride_m, num_heads_kv, seqlen_k, blocks,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write scale * the sum of one gradient's PARTS."""
@@ -271,8 +273,16 @@ def join_parts(
     x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), [64, HALF]) * scale
     positions = (block * 64 + tl.arange(0, 64))[:, None]
     columns = (side * HALF + tl.arange(0, HALF))[None, :]
-    place = out + batch_head // num_heads_kv * stride_b + batch_head % num_heads_kv * stride_h
+    batch = batch_head // num_heads_kv
+    length = seqlen_k
+    place = out + batch_head % num_heads_kv * stride_h
+    if cu_k is None:
+        place += batch * stride_b
+    else:
+        begin = tl.load(cu_k + batch)
+        length = tl.load(cu_k + batch + 1) - begin
+        place += begin.to(tl.int64) * stride_m
     tl.store(
         place + positions.to(tl.int64) * stride_m + columns, x.to(out.dtype.element_ty),
-        mask=(positions < seqlen_k) & (columns < HEAD_DIM),
+        mask=(positions < length) & (columns < HEAD_DIM),
     )  # fmt: skip

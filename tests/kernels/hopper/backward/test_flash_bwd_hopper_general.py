@@ -245,6 +245,18 @@ def test_groups_in_parts_of_any_length(head_dim: int, features: str, on_hopper: 
             compare(asked, group_parts=parts)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", ["varlen", "varlen window=60:20 softcap"])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
+def test_groups_of_packed_sequences_in_parts(head_dim: int, features: str, on_hopper: None) -> None:
+    for parts in (2, 4):
+        shape = problem(128, 257, head_dim, NO, features, batch=7, num_heads=8, num_heads_kv=2)
+        qkv, extras = packed(shape, LENGTHS_Q, LENGTHS_K)
+        _, dk, dv = compare(shape, qkv, extras, group_parts=parts)
+        assert (dk[:, :, 154:161] == 0).all()  # keys of a sequence without queries
+        assert (dv[:, :, 154:161] == 0).all()
+
+
 def same_bits(results: Sequence[Gradients]) -> bool:
     return all(torch.equal(*pair) for other in results[1:] for pair in zip(results[0], other, strict=True))
 

@@ -1,6 +1,7 @@
 """The number of parts in which groups are walked along by default, against what was measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ def test_wide_heads_of_few_tiles_are_parted() -> None:
     assert default_parts(asked, CHOICES) > 1
 
 
+def test_groups_of_packed_sequences_are_parted() -> None:
+    packed = shape(32, 2, batch=6, seqlen_q=1054, seqlen_k=1054, features=Features.parse("varlen"))
+    assert default_parts(replace(packed, causal=Causal.LOWER_RIGHT), CHOICES) > 1
+
+
 def test_all_heads_that_share_keys_may_be_one_part_each() -> None:
     assert default_parts(shape(28, 4, batch=2, causal=Causal.LOWER_RIGHT), CHOICES) == 7
     assert default_parts(shape(12, 12), CHOICES) == 1
@@ -55,14 +61,15 @@ def test_all_heads_that_share_keys_may_be_one_part_each() -> None:
 @pytest.mark.parametrize(
     "whole",
     [
-        shape(32, 4, features=Features.parse("varlen"), causal=Causal.LOWER_RIGHT),
+        shape(32, 4, features=Features.parse("varlen deterministic"), causal=Causal.LOWER_RIGHT),
+        shape(32, 4, head_dim=192, head_dim_v=192, features=Features.parse("varlen"), causal=Causal.LOWER_RIGHT),
         shape(32, 4, head_dim=192, features=Features.parse("deterministic")),
         shape(32, 4, head_dim=192, batch=16, seqlen_q=16384, seqlen_k=16384),
         shape(32, 4, batch=64, seqlen_q=16384, seqlen_k=16384),
     ],
     ids=lambda whole: whole.label,
 )
-def test_packed_ordered_and_many_tiles_stay_whole(whole: AttentionShape) -> None:
+def test_ordered_and_many_tiles_stay_whole(whole: AttentionShape) -> None:
     assert default_parts(whole, CHOICES) == 1
 
 

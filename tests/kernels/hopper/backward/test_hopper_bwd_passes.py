@@ -86,7 +86,7 @@ def test_parts_become_gradients_of_keys_and_values(dim: int, width: int, layout:
     blocks = (LENGTH + padding) // 64
     strides, unit = in_units((*dk.stride()[:3], *dv.stride()[:3]))
     join_parts_kernel[2 * blocks * HEADS * BATCH, 2](
-        *sums, dk, dv, 0.25, *strides, HEADS, LENGTH, blocks,
+        *sums, dk, dv, None, 0.25, *strides, HEADS, LENGTH, blocks,
         HEAD_DIM=dim, HEAD_DIM_V=dim, WIDTH=width, PARTS=parts, UNIT=unit, num_warps=4,
     )  # fmt: skip
     expected = [each.sum(2)[:, :, :LENGTH, :dim] for each in left]
@@ -96,6 +96,28 @@ def test_parts_become_gradients_of_keys_and_values(dim: int, width: int, layout:
 
 LENGTHS = (5, 70, 0, 64, 129)
 """Of packed sequences; the others are LENGTHS[1] or LENGTHS[4] long."""
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_parts_of_packed_sequences_become_gradients(layout: str) -> None:
+    """Every sequence has the tiles of the longest one, and its rows behind those of the others."""
+    torch.manual_seed(0)
+    parts, width, blocks, tokens = 2, 64, 4, sum(LENGTHS)
+    left = [torch.randn(len(LENGTHS), HEADS, parts, 64 * blocks, width, device=DEVICE) for _ in "kv"]
+    sums = [in_register_order(each.reshape(-1, width), transposed=False) for each in left]
+    sizes = (1, HEADS, tokens, width) if layout == "bhsd" else (1, tokens, HEADS, width)
+    dk, dv = (torch.full(sizes, float("nan"), dtype=torch.float16, device=DEVICE) for _ in "kv")
+    if layout == "bshd":
+        dk, dv = dk.transpose(1, 2), dv.transpose(1, 2)
+    begins = torch.tensor([sum(LENGTHS[:number]) for number in range(len(LENGTHS) + 1)], dtype=torch.int32)
+    strides, unit = in_units((*dk.stride()[:3], *dv.stride()[:3]))
+    join_parts_kernel[2 * blocks * HEADS * len(LENGTHS), 2](
+        *sums, dk, dv, begins.to(DEVICE), 0.25, *strides, HEADS, 64 * blocks, blocks,
+        HEAD_DIM=width, HEAD_DIM_V=width, WIDTH=width, PARTS=parts, UNIT=unit, num_warps=4,
+    )  # fmt: skip
+    for found, each, factor in ((dk, left[0], 0.25), (dv, left[1], 1.0)):
+        rows = [whole.sum(1)[:, :length] for whole, length in zip(each, LENGTHS, strict=True)]
+        torch.testing.assert_close(found[0], (torch.cat(rows, 1) * factor).half(), rtol=2e-3, atol=1e-3)
 
 
 def starts(packed: bool, length: int, rows_of_head: int) -> list[tuple[int, int, int, int, int]]:

@@ -108,7 +108,7 @@ def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits:
         ({"seqlen_q": 4}, (16, 128, 3), 16),
         ({"seqlen_q": 8}, (32, 128, 3), 16),
         ({"head_dim": 64}, (16, 128, 3), 32),  # three programs fit a multiprocessor
-        ({"head_dim": 256}, (16, 64, 2), 64),  # three buffers do not fit
+        ({"head_dim": 256}, (16, 64, 3), 16),  # three buffers of 128 keys do not fit
         ({"seqlen_k": 700}, (16, 64, 2), 8),  # too few tiles of 128 keys
         ({"seqlen_q": 16}, (64, 64, 4), 16),
         ({"seqlen_q": 16, "num_heads": 64, "seqlen_k": 65536}, (64, 64, 3), 16),  # two tiles of rows read the same keys
@@ -137,8 +137,8 @@ def test_the_default_on_a_device_of_which_nothing_was_measured_has_several_progr
     ("changes", "first"),
     [
         ({"seqlen_q": 32}, "flash_decode"),
-        ({"seqlen_q": 64, "batch": 1}, "flash_decode"),  # half of a large GPU would idle
-        ({"seqlen_q": 64, "batch": 1, "seqlen_k": 1024}, "flash_fwd_hopper"),  # too few keys for splits
+        ({"seqlen_q": 64, "batch": 1}, "flash_fwd_hopper_split"),  # half of a large GPU would idle
+        ({"seqlen_q": 64, "batch": 1, "seqlen_k": 512}, "flash_fwd_hopper"),  # too few keys for splits
         ({"seqlen_q": 64, "batch": 8}, "flash_fwd_hopper"),
         ({"seqlen_q": 4096, "batch": 1}, "flash_fwd_hopper"),
         ({"seqlen_q": 4096, "batch": 1, "dtype": "float32"}, "flash_fwd_general"),

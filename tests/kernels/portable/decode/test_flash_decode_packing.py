@@ -10,6 +10,7 @@ import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.portable.decode.defaults import PAIRED_KEYS
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.runtime.selection.fallback import ConfigTable, climb_down
@@ -70,10 +71,14 @@ def few_heads(features: Features | None = None, **changes: Any) -> AttentionShap
     ids=str,
 )
 def test_many_queries_where_the_forward_kernels_leave_most_of_the_gpu_idle(changes: dict[str, Any]) -> None:
+    """The dispatcher's choice where nothing was tuned. On Hopper a forward cuts the keys, unless there is a window."""
     shape = shape_of(**changes)
-    assert KERNEL.unsupported(shape, HOPPER) is None
-    first = next(step for step in climb_down(ConfigTable([]), shape, HOPPER) if isinstance(step, Candidate))
-    assert first.config == KERNEL.default_config(shape, HOPPER), "the dispatcher's choice where nothing was tuned"
+    for limits in (limits_for((8, 0)), HOPPER):
+        assert KERNEL.unsupported(shape, limits) is None
+        first = next(step for step in climb_down(ConfigTable([]), shape, limits) if isinstance(step, Candidate))
+        split = limits is HOPPER and shape.features != WINDOW
+        kernel = get_kernel("flash_fwd_hopper_split") if split else KERNEL
+        assert first.config == kernel.default_config(shape, limits)
 
 
 @pytest.mark.parametrize(
