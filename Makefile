@@ -9,6 +9,7 @@
 # make compile-facts what compile tests found, in tests/data, so that only kernels that change are compiled again
 # make test-pair    the same under the PyTorch and Triton that are named: TORCH=2.14.1 TRITON=3.8.0
 # make test-transformers  every family of the installed transformers, next to eager attention; HQQ's caches, and Lightning
+# make integrations-test  the plugins of vLLM and SGLang under the engines' own classes, unpacked in .engines: 400 MB
 # make test-lowest  the command line with the lowest versions that pyproject.toml allows, under Python 3.11
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
@@ -64,7 +65,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results dist hub-kernel pictures docs clean
+.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers integrations-test width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results dist hub-kernel pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
@@ -112,6 +113,14 @@ test-pair: $(PAIR)/.installed
 # Tests that ask nothing of Triton ask PyTorch.
 	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
 	$(PARALLEL) -m "not gpu and not exhaustive and not cluster" tests/kernels tests/runtime tests/tuner tests/test_examples.py $(COMMANDS)
+
+ENGINES := .engines
+integrations-test: $(VENV)/.installed-test
+	$(PIP) install --no-deps --upgrade --target $(ENGINES) -r integrations/requirements.txt
+	for engine in vllm sglang; do \
+		TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR):$(CURDIR)/integrations/$$engine:$(CURDIR)/$(ENGINES) OMP_NUM_THREADS=1 \
+			$(PYTEST) -W ignore -p integrations.stand_ins integrations/$$engine || exit 1; \
+	done
 
 test-lowest: BIN := $(LOWEST)/bin
 test-lowest: $(LOWEST)/.installed
@@ -185,7 +194,7 @@ docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-torch* .venv-lowest $(NEWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) .venv-torch* .venv-lowest $(NEWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)

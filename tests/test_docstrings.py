@@ -31,7 +31,13 @@ VERBS = frozenset(
     )
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
-ROOMS = ("blocktune", "tools/lab", "tools/pages")
+ROOMS = (
+    "blocktune",
+    "integrations/sglang/blocktune_sglang",
+    "integrations/vllm/blocktune_vllm",
+    "tools/lab",
+    "tools/pages",
+)
 PATHS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 LEFT_ALONE = re.compile("jit|constexpr_function|property|setter|overload")
 """Decorators. Stored results are keyed by the text of jitted functions; a property is described like a value."""

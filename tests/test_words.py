@@ -35,6 +35,7 @@ FILES = {
     "examples": ("examples/*.py",),
     "blocktune": ("blocktune/*.py",),
     **{room: (f"blocktune/{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli")},
+    "integrations": ("integrations/**/*.py", "integrations/**/*.md"),
     "tools": ("tools/lab/*.py", "tools/pages/**/*.py"),
 }
 

@@ -11,7 +11,13 @@ from torch.compiler import is_compiling
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
-from blocktune.runtime.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
+from blocktune.runtime.api.cache.paged_sequences import (
+    as_sequences,
+    check_pages,
+    lengths_of,
+    over_pages,
+    reads_pages,
+)
 from blocktune.runtime.api.flash_arguments import length_of, real_number, sides, window_of, with_dense_rows
 from blocktune.runtime.dispatch.call_checks import (
     check_dimensions,
@@ -198,10 +204,11 @@ def attend_packed(
     if table is not None:
         refuse_distributed(q, "Packed sequences over pages")
         asked["remember"], table = None, with_dense_rows(table)
-        check_pages(query, k, v, table, bounds[1], dispatcher)
+        lengths = lengths_of(bounds[1])
+        check_pages(query, k, v, table, lengths, dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
             with suppress(NotServedError):  # then the keys are copied
-                return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
+                return over_pages(q, k, v, table, lengths, longest[0], asked, lse=lse, dispatcher=dispatcher)
         k, v = as_sequences(k, v, table, bounds[1], longest[1])
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))

@@ -14,7 +14,7 @@ from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.decode.launch import EARLY, LATE
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.runtime.selection.expectation import Expectation
 from blocktune.runtime.selection.ladder import Candidate, Offer, Rejection, Rung, WinnerTable, climb
 from blocktune.runtime.selection.near_shapes import distance, representative
@@ -29,11 +29,12 @@ MAX_DECIDED = 1024
 
 DECODING, SHORT_DECODING = "flash_decode", "flash_decode8"
 """Every program of them computes its rows alone, and the second launch merges the splits in their order."""
-FORWARD = "flash_fwd_general"
-"""Its default tiles depend on head dimensions and features alone; it splits no keys."""
+FORWARD, PACKED = "flash_fwd_general", ("flash_fwd_hopper", "flash_fwd_general")
+"""They split no keys, and compute each row alone. Tiles of the first depend on head dimensions and features alone."""
 
-MANY_KEYS = 1 << 16
-"""With as many or more, the tiles of a default no longer depend on the number of keys."""
+MANY_KEYS, MANY_QUERIES = 1 << 16, 1 << 12
+"""With as many or more, the tiles of a default no longer depend on the number of keys. A packed sequence counts as one
+of that many queries."""
 
 
 class ConfigTable(WinnerTable):
@@ -179,27 +180,38 @@ def _misfit(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) 
 
 
 def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) -> Iterator[Candidate | Rejection]:
-    """Yield the config with this number of splits, or why there is none: the default of this shape with a batch of one
-    and many keys, whatever was measured. A row is then computed in the same steps whatever else is in the batch, and
-    however long a cache the longest entry needs. Without a cache there are no splits."""
-    name = _name(shape)
-    kernel = get_kernel(name)
-    alone = replace(shape, batch=1, seqlen_k=max(shape.seqlen_k, MANY_KEYS))
-    problem = kernel.unsupported(shape, limits)
-    if problem is None:
-        config = kernel.default_config(alone, limits)
-        if name != FORWARD:
-            overlap = min(config.parameters["overlap"], EARLY) if num_splits > 1 else LATE  # one merge for every number
-            config = KernelConfig.of(kernel.name, {**config.parameters, "splits": num_splits, "overlap": overlap})
-        problem = next(iter(kernel.violations(config, shape, limits)), None)
-    if problem is not None:
-        yield Rejection(Rung.DEFAULT, problem)
-    else:
-        yield Candidate(rung=Rung.DEFAULT, config=config, origin=Origin.DEFAULT)
+    """Yield the configs with this number of splits, or why there are none: the defaults of this shape with a batch of
+    one, whatever was measured. A row is then computed in the same steps whatever else is in the batch, and however long
+    the longest sequence and the cache that it needs are. Without a cache there are no splits."""
+    for name in _names(shape):
+        kernel = get_kernel(name)
+        problem = kernel.unsupported(shape, limits)
+        if problem is None:
+            config = kernel.default_config(_alone(shape), limits)
+            if name not in PACKED:
+                overlap = min(config.parameters["overlap"], EARLY) if num_splits > 1 else LATE  # one merge for all
+                config = KernelConfig.of(name, {**config.parameters, "splits": num_splits, "overlap": overlap})
+            problem = next(iter(kernel.violations(config, shape, limits)), None)
+        if problem is not None:
+            yield Rejection(Rung.DEFAULT, problem)
+        else:
+            yield Candidate(rung=Rung.DEFAULT, config=config, origin=Origin.DEFAULT)
 
 
-def _name(shape: AttentionShape) -> str:
-    """Return the kernel that computes the shape."""
-    if not shape.features.cached or shape.features.varlen:
-        return FORWARD
-    return SHORT_DECODING if shape.features.is_short else DECODING
+def _names(shape: AttentionShape) -> tuple[str, ...]:
+    """Return the kernels that compute the shape, best first."""
+    if shape.features.varlen:
+        return PACKED
+    if not shape.features.cached:
+        return (FORWARD,)
+    return (SHORT_DECODING,) if shape.features.is_short else (DECODING,)
+
+
+def _alone(shape: AttentionShape) -> AttentionShape:
+    """Return the shape that stands for this one in every batch: without a window, which is no bound over a short cache,
+    and causal where sequences are packed, which a single query is not."""
+    features = replace(shape.features, window=None)
+    alone = replace(shape, batch=1, seqlen_k=max(shape.seqlen_k, MANY_KEYS), features=features)
+    if not features.varlen:
+        return alone
+    return replace(alone, seqlen_q=MANY_QUERIES, causal=Causal.LOWER_RIGHT)

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.kernels import registry
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal
+from blocktune.runtime.selection.fallback import PACKED
 from tests.support.attention.varlen_options import WRITES_IN_PLACE, one_part_or_any, takes_output, takes_pages
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 from tests.support.fakes.provider_fakes import Standins, provided
@@ -190,7 +191,7 @@ def test_varlen_attn_is_served_and_differentiable(
     window: tuple[int, int],
     more: dict[str, int],
 ) -> None:
-    monkeypatch.setitem(registry.KERNELS, "flash_fwd_general", kernels[0])  # which serves a fixed number of splits
+    monkeypatch.setitem(registry.KERNELS, PACKED[0], kernels[0])  # which serves a fixed number of splits
     tensors, begins = packed(), bounds(LENGTHS)
     others = copies(tensors)
     out, lse = varlen_attn(*tensors, begins, begins, 9, 9, window_size=window, return_aux=AuxRequest(lse=True), **more)

@@ -1,1 +1,1 @@
-"""Programs that time what servers compute: decoding, pages, chunks of prompts."""
+"""Programs that time what servers compute: decoding, pages, chunks of prompts, batches of both."""

@@ -41,8 +41,8 @@ class Tokens:
         return cls(sequence, token - bounds.long()[sequence])
 
 
-def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, dispatcher: Dispatcher) -> None:
-    """Check the pages of packed queries [1, num_heads, tokens, head_dim], over keys of sequences with these bounds.
+def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, dispatcher: Dispatcher) -> None:
+    """Check the pages of packed queries [1, num_heads, tokens, head_dim], over sequences of so many keys.
 
     Raises:
         UsageError: the tensors do not fit each other, the table is not int32 [sequences, max_pages], names a page that
@@ -50,7 +50,6 @@ def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, bounds: Tens
     """
     check_dimensions("[pages, page_size, heads, dim]", k=k, v=v)
     check_sizes(query, *(pages.transpose(1, 2)[:1] for pages in (k, v)), names="q, k and v")
-    lengths = lengths_of(bounds)
     rows = CacheRows.of(lengths, None, None, table)
     if not is_compiling():
         k_pages, v_pages, pages = rows.as_pages(k, v)
@@ -92,6 +91,7 @@ def over_pages(
     k: Tensor,
     v: Tensor,
     table: Tensor,
+    lengths: Tensor,
     longest: int,
     asked: dict[str, Any],
     *,
@@ -101,7 +101,8 @@ def over_pages(
     """Compute attention of packed queries [tokens, num_heads, head_dim], at most `longest` of a sequence, over pages.
 
     Args:
-        asked: the arguments of `Call.of`, with the bounds of sequences.
+        lengths: int32 [sequences], how many keys each has.
+        asked: the arguments of `Call.of`, with the bounds of the queries.
 
     Returns:
         the output [tokens, num_heads, head_dim_v] and the log-sum-exp [num_heads, tokens], None unless it is wanted.
@@ -114,7 +115,7 @@ def over_pages(
     assert pages is not None  # since there was a table
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     of_cache = {
-        "cache_seqlens": lengths_of(asked["cu_seqlens_k"]),
+        "cache_seqlens": lengths,
         "block_table": pages,
         "page_size": k_pages.shape[1],
         "lengths": (table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),
