@@ -2,7 +2,7 @@
 
     python -P -m tools.bench.serving.split_forward results/h200.split-forward.table.json
 
-The shapes are chunks of prompts behind a context and others with fewer tiles than the GPU has multiprocessors. Every
+The shapes are chunks of prompts after a context and others with fewer tiles than the GPU has multiprocessors. Every
 launch has its default config and is checked against a reference first.
 """
 

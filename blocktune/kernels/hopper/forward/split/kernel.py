@@ -1,7 +1,7 @@
 """The Hopper forward of kernels/hopper/forward/kernel.py with the keys cut into parts, each a tile of its own.
 
 A few hundred queries of a few heads make fewer tiles than a large GPU has multiprocessors, however many keys they see:
-a chunk of a prompt behind a long context. Under a diagonal a few longest tiles keep all others waiting. Every tile is
+a chunk of a prompt after a long context. Under a diagonal a few longest tiles keep all others waiting. Every tile is
 taken once for each part of its keys, and a second launch merges the parts' outputs, which are of the type of the
 output, by their log-sum-exps. Parts begin and end at blocks of keys.
 """

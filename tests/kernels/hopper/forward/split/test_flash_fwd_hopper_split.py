@@ -28,7 +28,7 @@ pytestmark = pytest.mark.triton_free
 
 KERNEL = FlashForwardHopperSplit()
 CHUNK = shape_of(512, 32768, 128, num_heads=8, num_heads_kv=1, causal=Causal.LOWER_RIGHT)
-"""A chunk of a prompt behind its context."""
+"""A chunk of a prompt after its context."""
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_entries_of_their_own_lengths(causal: Causal, features: str) -> None:
 
 
 @pytest.mark.parametrize("features", ["", "cached page=16"])
-def test_a_chunk_behind_a_context_is_split(features: str) -> None:
+def test_a_chunk_after_a_context_is_split(features: str) -> None:
     chunk = replace(CHUNK, features=Features.parse(features))
     kernel = default_kernel(chunk, HOPPER)
     assert kernel is not None
