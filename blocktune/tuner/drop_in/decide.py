@@ -46,16 +46,25 @@ def decide(call: AutotunedCall) -> KernelExplanation:
         UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
     """
-    device = _device_of(call)
+    device = device_of(call)
     if device is None:
         from blocktune.tuner.drop_in.tune_call import choice_by_triton
 
         return choice_by_triton(call)
+    choice = settled_choice(call, device) or _tuned_once(call, device)
+    logger.info("%s: %s", call.name, choice)
+    return choice
+
+
+def settled_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
+    """Return the choice of a call that needs no measurement; None if there is none.
+
+    Raises:
+        UsageError: there is none, and the settings are strict.
+    """
     choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
     if choice is None and call.settings.strict:
         raise _untuned(call, device)
-    choice = choice or _tuned_once(call, device)
-    logger.info("%s: %s", call.name, choice)
     return choice
 
 
@@ -77,7 +86,7 @@ def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanatio
     return far if call.settings.strict else None
 
 
-def _device_of(call: AutotunedCall) -> DeviceSpec | None:
+def device_of(call: AutotunedCall) -> DeviceSpec | None:
     """Return the current GPU; None, with a warning, where it is of no known kind.
 
     Raises:
