@@ -10,6 +10,7 @@ from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.runtime.autotuned.boundary import warn_of_failure
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.fallback import KernelExplanation
+from blocktune.runtime.autotuned.settings import Measuring, measuring
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.known import default_choice, known_choice
 from blocktune.tuner.drop_in.node_lock import node_lock
@@ -65,6 +66,21 @@ def settled_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation
     choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
     if choice is None and call.settings.strict:
         raise _untuned(call, device)
+    return choice if measuring() is Measuring.ON else choice or _unmeasured_choice(call, device)
+
+
+def _unmeasured_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
+    """Return the best known choice of a call that this process may not measure."""
+    choice = known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
+    logger.log(
+        logging.WARNING if measuring() is Measuring.OFF else logging.INFO,
+        "%s: nothing was measured for %s, and %s. It gets %s: %s.",
+        call.name,
+        call.problem.label,
+        measuring(),
+        choice.label,
+        choice.reason,
+    )
     return choice
 
 
