@@ -1,7 +1,7 @@
 """torch.compile: Inductor takes the whole list of an autotuned kernel and tunes it again. Where the winner of a call is
 known, a graph gets a list of that one instead, when the call is traced.
 
-PyTorch's own tracing comes first: it evaluates heuristics, grids and pruning, and asks nobody which config is best.
+PyTorch's own tracing comes first: it evaluates heuristics, grids and pruning.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ _TRACING = "torch._higher_order_ops.triton_kernel_wrap"
 
 _finders: list[KernelOf] = []
 _traced: ContextVar[TunedKernel | None] = ContextVar("blocktune_traced", default=None)
-"""The kernel whose call is traced: PyTorch wraps its function anew for heuristics and pruning."""
+"""The kernel whose call is traced: PyTorch wraps its function again for heuristics and pruning."""
 
 
 def hand_winners(kernel_of: KernelOf) -> None:
@@ -152,7 +152,7 @@ def _winner(kernel: TunedKernel, tuner: Autotuner, grids: Sequence[Any], argumen
             "%s: %s for %s, so that Inductor measures the whole list, and keeps the result from the store. Launch it "
             "once without torch.compile, or under `blocktune.tune_at_warmup`.",
             kernel.name,
-            f"the winner {winner} is none of its list" if winner else "no winner is known",
+            f"the winner {winner} is not in its list" if winner else "no winner is known",
             call.problem.label,
         )
     return found
