@@ -152,6 +152,12 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     assert "n=2048 (fp32 float) 16 programs on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3" in explained
     assert "num_warps=2 took 110.0 µs" in explained
     assert "blocks/SM on compute capability 9.0" in explained
+    assert "Its tensors hold 8,192 bytes. To move them once takes 0.0 us at the device's rate, 0% of the" in explained
+    assert "no bank conflicts to count" in explained
+    assert re.search(r"global memory 2 \d+\.\d % 2 ", explained)  # a load and a store, in and out of the loop
+    (_, code) = json.loads(tuned("explain", KERNEL, *device, "--json").stdout)["winners"]
+    assert code["instructions"]["total"]["global memory"] == 2
+    assert code["shared_accesses"]["conflict_share"] == 0
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
     assert "with the values given, which were not measured" in changed
     assert "exact" in words(tuned("verify", KERNEL).output)
