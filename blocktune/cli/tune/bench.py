@@ -49,7 +49,10 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
     rivals: Annotated[
-        Path | None, typer.Option("--rivals", help="TOML file of functions that take part, and how each is called.")
+        Path | None,
+        typer.Option(
+            "--rivals", help="TOML tables of functions that take part: function, causal, scale, layout, gradients."
+        ),
     ] = None,
     shapes_file: ShapesFile = None,
     from_misses: Annotated[
