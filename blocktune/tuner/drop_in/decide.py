@@ -85,13 +85,15 @@ def _unmeasured_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplana
 
 
 def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
-    """Return the choice of a call that is not raced, although nothing of its size is known: a strict one gets what was
-    measured with another size, and the times of an empty launch say nothing. None if the call is to be raced."""
+    """Return the choice of a call that is not raced, although nothing of its size is known: one that may not be gets
+    what was measured with another size, and the times of an empty launch say nothing. None if the call is to be
+    raced."""
     far = known_choice(call, device, last=call.settings.accept, of_any_size=True)
+    is_final = call.settings.strict or measuring() is not Measuring.ON
     if call.size is not None and call.size.is_trivial:
         return far or known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
     if far is not None:
-        then = "is used" if call.settings.strict else "is not used, and all configs are raced once"
+        then = "is used" if is_final else "is not used, and all configs are raced once"
         logger.warning(
             "%s: a config that was measured with a launch of another size %s for %s, with %d programs on %d bytes.",
             call.name,
@@ -99,7 +101,7 @@ def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanatio
             call.problem.label,
             *call.size.entries.values() if call.size is not None else (0, 0),
         )
-    return far if call.settings.strict else None
+    return far if is_final else None
 
 
 def device_of(call: AutotunedCall) -> DeviceSpec | None:

@@ -149,8 +149,8 @@ def _winner(kernel: TunedKernel, tuner: Autotuner, grids: Sequence[Any], argumen
     found = next((number for number, config in enumerate(tuner.configs) if winner and _holds(config, winner)), None)
     if found is None:
         logger.warning(
-            "%s: %s for %s, so that Inductor measures the whole list, and keeps the result from the store. Launch it "
-            "once without torch.compile, or under `blocktune.tune_at_warmup`.",
+            "%s: %s for %s, so that Inductor measures the whole list, and no store gets the result. Launch it once "
+            "without torch.compile, or under `blocktune.tune_at_warmup`.",
             kernel.name,
             f"the winner {winner} is not in its list" if winner else "no winner is known",
             call.problem.label,
