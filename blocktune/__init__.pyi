@@ -28,6 +28,7 @@ from blocktune.runtime.api.kv_cache import tree_attention as tree_attention
 from blocktune.runtime.api.partial_results import merge_partial as merge_partial
 from blocktune.runtime.api.rank_sync import sync_configs as sync_configs
 from blocktune.runtime.api.torch_varlen import varlen_attn as varlen_attn
+from blocktune.runtime.api.warm_up import tune_at_warmup as tune_at_warmup
 from blocktune.runtime.autotuned.settings import Settings as Settings
 from blocktune.runtime.dispatch.dispatcher import Dispatcher as Dispatcher
 from blocktune.runtime.dispatch.dispatcher import attention as attention

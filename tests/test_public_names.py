@@ -35,6 +35,7 @@ from blocktune.runtime.api.kv_cache import flash_attn_with_kvcache, tree_attenti
 from blocktune.runtime.api.partial_results import merge_partial
 from blocktune.runtime.api.rank_sync import sync_configs
 from blocktune.runtime.api.torch_varlen import varlen_attn
+from blocktune.runtime.api.warm_up import tune_at_warmup
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention, best_config
 from blocktune.runtime.parallel.attention import context_parallel_attention
@@ -108,6 +109,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "tree_attention": tree_attention,
         "tree_words": tree_words,
         "tune": tune,
+        "tune_at_warmup": tune_at_warmup,
         "tune_schedule": tune_schedule,
         "uninstall": uninstall,
         "varlen_attn": varlen_attn,

@@ -1,12 +1,12 @@
 """`tune profile`: counters of Nsight Compute next to what the models predict, and the instructions of the loop."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.offline.tables import print_mix
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.chosen_config import analyse_choice, choose_config
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from blocktune.tuner.profile.comparison import Row, Stall
     from blocktune.tuner.profile.counters import Counters
     from blocktune.tuner.profile.instruction_mix import InstructionMix
-
-SHOWN_LINES = 8
-"""Source lines of reloads in a text; JSON has all of them."""
 
 
 @with_shape_flags
@@ -88,7 +85,7 @@ def profile(
     if counters is not None:
         _show_counters(analysis, counters)
     if mix is not None:
-        _show_mix(mix)
+        print_mix(mix)
 
 
 def _read_or_count(
@@ -188,24 +185,3 @@ def _row(row: "Row") -> tuple[str, ...]:
 def _stall(stall: "Stall") -> tuple[str, ...]:
     alone = "-" if stall.term_us is None else f"{stall.term_us:,.1f} µs"
     return stall.reason.replace("_", " "), f"{stall.warps:.2f}", f"{100 * stall.share:.0f} %", stall.term or "-", alone
-
-
-def _show_mix(mix: "InstructionMix") -> None:
-    whole = sum(mix.loop.values())
-    print_table(
-        ("instructions of a warp", "in a round of the loop", "share", "in all of the code"),
-        [(kind, count, f"{100 * count / whole:.1f} %", mix.total[kind]) for kind, count in mix.loop.items()],
-    )
-    _show_lines("reloads of spilled registers", mix.reloads)
-    _show_lines("stores of spilled registers", mix.stores)
-
-
-def _show_lines(title: str, lines: Sequence[tuple[str, int]]) -> None:
-    """Print the lines with the most of something, and say how much is left out."""
-    if not lines:
-        return
-    say("")
-    print_table((title, "in a round"), lines[:SHOWN_LINES])
-    rest = lines[SHOWN_LINES:]
-    if rest:
-        note(f"left out: {sum(count for _, count in rest)} {title}, at {len(rest)} other lines; --json has all")

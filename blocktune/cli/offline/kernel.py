@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.offline.tables import print_config_tables
+from blocktune.cli.offline.tables import print_config_tables, print_mix
 from blocktune.cli.output.render import microseconds, print_json, say
 from blocktune.cli.shared.kernel_arguments import importable_from_here, parameter
 from blocktune.cli.shared.kernels import print_trials, require_kernels
@@ -76,49 +76,63 @@ def explain_kernel(
     *,
     as_json: bool,
 ) -> None:
-    """Compile the winner of each key of a kernel and say what limits it, next to what the others took.
+    """Compile the winner of each key of a kernel and say what limits it, what its code consists of, and what the others
+    took.
 
     Raises:
         NothingMeasuredError: no winner is known.
         NoFeasibleConfigError: one does not compile.
         UsageError: the kernel cannot be imported, or a type or constant of the call is not known.
     """
+    from blocktune.tuner.offline.code import compiled_offline, spec_offline
     from blocktune.tuner.offline.specialization import object_named
+    from blocktune.tuner.profile.launch_evidence import LaunchEvidence
 
     found = require_kernels(db, device, name, with_trials=True)
     with importable_from_here():
         kernel, given = object_named(name), _key_values(options, param)
     explained = []
     for best, trials in found:
-        code = _compiled_winner(kernel, best, signature, given, device.limits)
-        explained.append({"key": dict(best.shape.problem.arguments), "time_us": best.time_us, **code_json(code)})
+        types, constants = _winning_call(kernel, best, signature, given)
+        code = compiled_offline(kernel, types, constants, device.limits)
+        spec = spec_offline(kernel, types, constants)
+        evidence = LaunchEvidence.of(spec, best.shape.problem, device, code.resources.tensor_cores)
+        key = {"key": dict(best.shape.problem.arguments), "time_us": best.time_us}
+        explained.append(key | code_json(code) | evidence.to_json())
         if not as_json:
             say(f"{best.shape.full_label} on {device.name}: {_source(best, given)}")
             say(str(code))
+            say(evidence.words(None if _changes(best, given) else best.time_us))
+            print_mix(evidence.mix)
             print_trials(trials)
             say("")
     if as_json:
         print_json({"device": device.name, "winners": explained})
 
 
-def _compiled_winner(
-    kernel: Any, best: "KernelBest", signature: str | None, given: Mapping[str, Any], limits: "ComputeLimits"
-) -> "OfflineCode":
-    from blocktune.tuner.offline.code import compiled_offline
+def _winning_call(
+    kernel: Any, best: "KernelBest", signature: str | None, given: Mapping[str, Any]
+) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """Return the types and constants of a winner's calls, with the values given in place of its own."""
     from blocktune.tuner.offline.signature import call_of_problem, positional_signature
 
     if signature is None:
         types, constants = call_of_problem(kernel, best.shape.problem)
     else:
         types, constants = positional_signature(kernel, signature), {}
-    return compiled_offline(kernel, types, constants | best.config.parameters | dict(given), limits)
+    return types, constants | best.config.parameters | dict(given)
 
 
 def _source(best: "KernelBest", given: Mapping[str, Any]) -> str:
-    own = best.config.parameters
-    if any(own.get(name, value) != value for name, value in given.items()):
+    if _changes(best, given):
         return "the winner with the values given, which were not measured"
     return f"{best.config.label} took {microseconds(best.time_us)}"
+
+
+def _changes(best: "KernelBest", given: Mapping[str, Any]) -> bool:
+    """Return whether values given differ from those of a winner."""
+    own = best.config.parameters
+    return any(own.get(name, value) != value for name, value in given.items())
 
 
 def _key_values(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Any]:

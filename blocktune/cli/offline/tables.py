@@ -1,15 +1,19 @@
-"""Tables of configs on the terminal."""
+"""Tables of configs and of instructions on the terminal."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from blocktune.cli.output.render import print_table, say
+from blocktune.cli.output.render import note, print_table, say
 
 if TYPE_CHECKING:
     from blocktune.tuner.dry_run.config_table import OfflineTable
+    from blocktune.tuner.profile.instruction_mix import InstructionMix
 
 OPTIONAL = ("occupancy", "least time")
 """Columns that a narrow terminal may leave out."""
+
+SHOWN_LINES = 8
+"""Source lines of reloads in a text; JSON has all of them."""
 
 
 def print_config_tables(tables: "Sequence[OfflineTable]", *, brief: bool = False) -> None:
@@ -22,3 +26,25 @@ def print_config_tables(tables: "Sequence[OfflineTable]", *, brief: bool = False
             say(text)
         say("")
     say(NO_TIME)
+
+
+def print_mix(mix: "InstructionMix") -> None:
+    """Print the instructions of a warp by kind, and where the loop reloads and stores spilled registers."""
+    whole = sum(mix.loop.values())
+    print_table(
+        ("instructions of a warp", "in a round of the loop", "share", "in all of the code"),
+        [(kind, count, f"{100 * count / whole:.1f} %", mix.total[kind]) for kind, count in mix.loop.items()],
+    )
+    _print_lines("reloads of spilled registers", mix.reloads)
+    _print_lines("stores of spilled registers", mix.stores)
+
+
+def _print_lines(title: str, lines: Sequence[tuple[str, int]]) -> None:
+    """Print the lines with the most of something, and say how much is left out."""
+    if not lines:
+        return
+    say("")
+    print_table((title, "in a round"), lines[:SHOWN_LINES])
+    rest = lines[SHOWN_LINES:]
+    if rest:
+        note(f"left out: {sum(count for _, count in rest)} {title}, at {len(rest)} other lines; --json has all")

@@ -13,6 +13,7 @@ import typer
 from blocktune.cli.output.json_files import writable
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.grid import Grid, with_grid_flags
+from blocktune.cli.shared.kernel_arguments import importable_from_here
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.shapes_file import ShapesFile, flags_of_file
 from blocktune.cli.tune.bench_file import BenchFile, software
@@ -47,6 +48,12 @@ def bench(
         Path | None, typer.Option("--out", callback=writable, help="JSON file, complete after every shape.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
+    rivals: Annotated[
+        Path | None,
+        typer.Option(
+            "--rivals", help="TOML tables of functions that take part: function, causal, scale, layout, gradients."
+        ),
+    ] = None,
     shapes_file: ShapesFile = None,
     from_misses: Annotated[
         bool, typer.Option("--from-misses", help="Time the shapes that your program called without a result.")
@@ -70,6 +77,7 @@ def bench(
     tune bench --seq 1 --seq-k 8192 --dim 128 --heads 32 --kv-heads 8 --batch 64
     tune bench --shapes shapes.toml
     tune bench --from-misses
+    tune bench --seq 8192 --dim 128 --causal --rivals rivals.toml
     """
     if shapes_file is not None:
         grid = Grid(flags_of_file(shapes_file), many=True)
@@ -78,18 +86,25 @@ def bench(
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.compare.compare import compare, compile_ahead
+    from blocktune.tuner.compare.rivals_file import rivals_in
     from blocktune.tuner.compile_server.farm import CompileFarm
     from blocktune.tuner.measure.clock import CudaClock
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 
+    others = {} if rivals is None else rivals_in(rivals)
     device = current_device()
     if from_misses:
         shapes = missed_shapes(device, db)
     file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
     if not as_json:
         say(f"{device.name} with {software(file.document)}")
-    with ResultStore.open(db) as store, gpu_lock(device.uuid, note), CompileFarm(need_code=True) as farm:
+    with (
+        importable_from_here(),
+        ResultStore.open(db) as store,
+        gpu_lock(device.uuid, note),
+        CompileFarm(need_code=True) as farm,
+    ):
         compile_ahead(store, device, shapes, farm)  # a winner of other sources ends the run before it begins
         clock = CudaClock()
         wrong: list[str] = []
@@ -103,6 +118,7 @@ def bench(
                 compiler=farm if autotune else None,
                 standard=standard,
                 flex=flex,
+                rivals=others,
                 seed=seed,
                 clock=clock,
             )
@@ -170,11 +186,11 @@ def _show(row: Mapping[str, Any]) -> None:
 def _title(row: Mapping[str, Any], timed: Sequence[str]) -> str:
     """Return what stands above the table of a shape: among the rest the fastest rival, and the rivals that it lacks."""
     from blocktune.cli.output.missing_peers import missing
-    from blocktune.tuner.compare.report import PEERS
+    from blocktune.tuner.compare.report import peer_title
 
     best = row.get("best_peer")  # absent from older files
     words = [row["label"], row["regime"], f"{row['rounds']} rounds"]
-    words += [f"fastest rival {PEERS[best]}"] if best else []
+    words += [f"fastest rival {peer_title(best)}"] if best else []
     words += [f"without {lacking}"] if (lacking := missing(timed)) else []
     return ", ".join(words)
 
@@ -198,13 +214,13 @@ def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print the geometric means of the tuned config over the others, each over the shapes that have both."""
-    from blocktune.tuner.compare.report import PEERS, out_of_the_box
+    from blocktune.tuner.compare.report import is_peer, out_of_the_box
 
     times = [
         {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
     ]
     for row in times:
-        row |= {"fastest rival": min(peers)} if (peers := [row[name] for name in PEERS if name in row]) else {}
+        row |= {"fastest rival": min(peers)} if (peers := [row[name] for name in row if is_peer(name)]) else {}
     own = [(row, row.pop(out_of_the_box(row), None)) for row in times]
     for rival in dict.fromkeys(name for row in times for name in row):
         ratios = [row[rival] / time_us for row, time_us in own if rival in row and time_us is not None]

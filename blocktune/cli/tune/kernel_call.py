@@ -1,14 +1,16 @@
-"""`tune run MODULE:KERNEL`: the calls that its flags mean, and the device that they are tuned on."""
+"""`tune run MODULE:KERNEL`: the calls that its flags mean, and the device that they are tuned on or compiled for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blocktune.cli.offline.tables import print_config_tables
+from blocktune.cli.output.render import note, print_json
 from blocktune.cli.shared.kernel_arguments import Sizes, grid_of, missed_sizes, requests_for
 from blocktune.cli.shared.shapes_file import sizes_of_file
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.measure.device_choice import choose_device, is_present
+from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
@@ -51,11 +53,10 @@ class KernelCallFlags:
 
 
 def device_of(kernel: str, name: str | None, *, on_cluster: bool) -> "DeviceSpec":
-    """Return the GPU that a kernel is tuned on: here, or a kind of a cluster.
+    """Return the GPU that a kernel is tuned on: here, or a kind of a cluster; or one that it is compiled for.
 
     Raises:
-        NoDeviceError: there is no GPU here.
-        UsageError: it is not here, where configs of a kernel without a cost model have to be measured.
+        NoDeviceError: none is named, and there is none here.
     """
     from blocktune.kernels.hardware import device as devices
     from blocktune.tuner.drop_in.decide import needing_a_gpu
@@ -65,10 +66,21 @@ def device_of(kernel: str, name: str | None, *, on_cluster: bool) -> "DeviceSpec
     if name is None:
         with needing_a_gpu(kernel):
             return devices.current_device()
-    device = choose_device(name)
-    if not is_present(device):
-        raise UsageError(
-            f"{device.name} is not in this machine, and no cost model ranks the configs of {kernel} without measuring "
-            "them. Run the command on such a machine, or leave out --device."
-        )
-    return device
+    return choose_device(name)
+
+
+def show_offline(requests: "Sequence[LaunchRequest]", device: "DeviceSpec", *, as_json: bool) -> None:
+    """Compile every config of some calls for a device that is not here, and print what each takes: without a cost model
+    of the kernel, nothing says which is fastest.
+
+    Raises:
+        UsageError: the arguments of a call cannot be made, or the kernel refuses them.
+    """
+    from blocktune.tuner.dry_run.explain import explain_request
+
+    note(f"no {device.name} in this machine: every config is compiled for it, and none is timed")
+    tables = [table for request in requests for table in explain_request(request, device).tables]
+    if as_json:
+        print_json({"device": device.to_json(), "tables": [table.to_json() for table in tables]})
+    else:
+        print_config_tables(tables)

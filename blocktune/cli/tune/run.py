@@ -15,7 +15,7 @@ from blocktune.cli.shared.options import AsJson, Database, DeviceName, Verbose
 from blocktune.cli.shared.shapes_file import ShapesFile, flags_of_file, part_of
 from blocktune.cli.tune.cluster import FleetEngine, cluster_of, run_on_cluster
 from blocktune.cli.tune.foreign_flags import refuse
-from blocktune.cli.tune.kernel_call import KernelCallFlags, device_of
+from blocktune.cli.tune.kernel_call import KernelCallFlags, device_of, show_offline
 from blocktune.cli.tune.known_result import known_result
 from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import wait_text
@@ -119,7 +119,8 @@ def run(
 
     For a device that is not in this machine, times are predicted from compiled code and a cost model. Every trial is
     stored when it ends: Ctrl-C keeps all results, and the same command continues from there. An autotuned kernel is
-    tuned for each size of --grid; --args names the function that makes its arguments.
+    tuned for each size of --grid; --args names the function that makes its arguments. For a --device that is not here,
+    its configs are compiled, and a table ranks them by resources.
 
     \b
     tune run --seq 8192 --dim 64
@@ -145,7 +146,13 @@ def run(
         refuse({"--kernel": kernel}, f"{autotuned} names the kernel.")
         call = KernelCallFlags(autotuned, make_args, param or [], expand)
         spec = device_of(autotuned, device, on_cluster=cluster is not None)
-        targets, many = call.requests(grid.text, shapes_file, spec if from_misses else None)
+        requests, many = call.requests(grid.text, shapes_file, spec if from_misses else None)
+        if cluster is None and device is not None and not is_present(spec):
+            flags = {"--trials": trials, "--time-budget": time_budget, "--expand": expand, "--study": study}
+            refuse(flags, f"{spec.name} is not in this machine, so the configs are compiled and not searched.")
+            show_offline(requests, spec, as_json=as_json)
+            return
+        targets = requests
     else:
         refuse({"--args": make_args, "--param": param, "--expand": expand}, "Name an autotuned kernel, MODULE:KERNEL.")
         if shapes_file is not None:

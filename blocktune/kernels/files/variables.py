@@ -180,6 +180,7 @@ FROZEN_KERNELS = Paths(
 SUMMARY = Switch(
     "BLOCKTUNE_SUMMARY", "0", "Whether a process says at its end what its autotuned kernels cost and gained."
 )
+PRINT = Switch("BLOCKTUNE_PRINT", "0", "Whether a line says how each race of an autotuned kernel's configs ended.")
 RECORD = File(
     "BLOCKTUNE_RECORD",
     "none",
@@ -209,6 +210,7 @@ VARIABLES: dict[str, Variable] = {
         STRICT,
         FROZEN_KERNELS,
         SUMMARY,
+        PRINT,
         RECORD,
         LAUNCHES,
         KERNEL_CLASSES,

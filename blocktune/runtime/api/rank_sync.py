@@ -79,7 +79,7 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
     decided = _decision(dispatcher) if dist.get_rank(group) == 0 else {}
     sent = _broadcast(decided, group)
     synced, answer = _receive(sent, dispatcher.strict)
-    _require_agreement(_gather_answers(answer, group))
+    _require_agreement(gather_answers(answer, group))
     assert synced is not None  # otherwise this rank would have reported its problem
     dispatcher.use(synced)
     take(sent["autotuned"])
@@ -98,7 +98,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_rows(device)}
     except Exception as error:  # sent to all ranks, which raise it
-        return {"problem": _error_text(error)}
+        return {"problem": error_text(error)}
 
 
 def _receive(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:
@@ -110,10 +110,10 @@ def _receive(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, 
         checked(sent["autotuned"])
         return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
-        return None, {"problem": _error_text(error), "digest": ""}
+        return None, {"problem": error_text(error), "digest": ""}
 
 
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
@@ -158,7 +158,7 @@ def _broadcast(sent: dict[str, Any], group: ProcessGroup) -> Any:
     return json.loads(bytes(content.tolist()))
 
 
-def _gather_answers(answer: dict[str, str], group: ProcessGroup) -> list[Any]:
+def gather_answers(answer: dict[str, str], group: ProcessGroup) -> list[Any]:
     """Return the answers of all ranks, in their order."""
     own = _as_tensor(json.dumps(answer).encode().ljust(ANSWER_BYTES), group)
     answers = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]

@@ -250,6 +250,18 @@ def pruned_configs(tuner: "Autotuner", args: Sequence[object], kwargs: Mapping[s
         tuner.nargs = None
 
 
+def positional(tuner: "Autotuner", arguments: Mapping[str, object]) -> tuple[list[object], dict[str, object]]:
+    """Return named arguments as a program would give them: by place as far as they go, the rest by name. Functions that
+    prune a list get both apart."""
+    names, args = iter(tuner.arg_names), []
+    left = dict(arguments)
+    for name in names:
+        if name not in left:
+            break
+        args.append(left.pop(name))
+    return args, left
+
+
 def require_no_conflict(name: str, configs: "Sequence[triton.Config]", given: Mapping[str, object]) -> None:
     """Require that a call gives no parameter that is tuned.
 

@@ -5,6 +5,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from blocktune.kernels.files.variables import STRICT
@@ -15,6 +16,17 @@ from blocktune.runtime.selection.ladder import Rung
 
 if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
+
+
+class Measuring(StrEnum):
+    """Whether this process measures kinds of calls that nothing is known for."""
+
+    ON = "on"
+    BY_RANK_0 = "rank 0 measures it meanwhile"
+    OFF = "the warm-up did not launch it"
+
+
+_measuring = Measuring.ON
 
 CostsOf = Callable[[Mapping[str, Any]], Mapping[str, float]]
 Cache = Literal["cold", "warm"]
@@ -72,6 +84,17 @@ class Settings:
     def of_environment(self) -> "Settings":
         """Return these settings, strict where the environment says so."""
         return replace(self, strict=True) if STRICT.is_on() else self
+
+
+def set_measuring(measuring: Measuring) -> None:
+    """Say for the whole process, all of its threads, whether it measures from now on."""
+    global _measuring
+    _measuring = measuring
+
+
+def measuring() -> Measuring:
+    """Return whether this process measures."""
+    return _measuring
 
 
 def method_digest(settings: Settings, tuner: "Autotuner") -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from blocktune.kernels.files.variables import PRINT
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
 
@@ -69,10 +70,12 @@ def timings_of(call: "AutotunedCall", choice: "KernelExplanation") -> Timings:
 
 
 def tell_choice(tuner: "Autotuner", key: StockKey, label: str, choice: "KernelExplanation", timings: Timings) -> None:
-    """Say what was chosen where Triton would: to its listener, and on standard output where it is to print."""
+    """Say what was chosen where Triton would: to its listener, and on standard output where it, or BLOCKTUNE_PRINT, is
+    to print."""
     from triton import knobs
 
     from blocktune.runtime.autotuned.call import jitted_function
+    from blocktune.runtime.autotuned.race_line import race_line
 
     listener = getattr(knobs.autotuning, "listener", None)
     if listener is not None:
@@ -89,3 +92,5 @@ def tell_choice(tuner: "Autotuner", key: StockKey, label: str, choice: "KernelEx
             f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {label},\n"
             f"finished after {choice.seconds:.2f}s,\nbest config selected: {choice.launched};\n"
         )
+    if choice.tuned and (knobs.autotuning.print or PRINT.is_on()):
+        sys.stdout.write(f"blocktune: {race_line(label, choice)}\n")

@@ -56,6 +56,8 @@ class Explanation(Generic[ProblemT, ConfigT]):
     tuned: whether this process measured it, which took `seconds`.
     dropped: configs that were not measured or failed, by their label, with the reason.
     times_us: of the configs that were raced.
+    spread: half of what the middle half of the winner's rounds spans, over their median.
+    spill_bytes: what a thread of the winner spills.
     rates: what was moved and computed a second, in words, as far as it is known, or that a search beyond the list had
         to do without it.
     """
@@ -78,6 +80,8 @@ class Explanation(Generic[ProblemT, ConfigT]):
     dropped: Mapping[str, str] | None = None
     times_us: Mapping[ConfigT, float] | None = None
     rates: str = ""
+    spread: float | None = None
+    spill_bytes: int | None = None
 
     @property
     def is_measured_here(self) -> bool:
@@ -147,4 +151,6 @@ class Explanation(Generic[ProblemT, ConfigT]):
             "dropped": dict(self.dropped or {}),
             "times_us": {config.label: time_us for config, time_us in times_us.items()},
             "rates": self.rates,
+            "spread": self.spread,
+            "spill_bytes": self.spill_bytes,
         }

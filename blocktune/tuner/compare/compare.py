@@ -6,11 +6,11 @@ Who takes part: the stored winner (`tuned`; of a shape that has none, what its c
 kernel's `default`, the `paper`'s rule, the best stored config of every other kernel that was searched (by the kernel's
 name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-3 and -4 (`fa3`, `fa4`) where they are installed, for 8-bit
 tensors our 16-bit default over the same numbers (`bfloat16`), and on request PyTorch's FlexAttention (`flex`),
-`standard` attention and what stock autotune finds (`triton_autotune`). Each result is checked against the reference
-before anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as
-tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests before every round and stays
-cool, and `sustained`, in which it works without a break, as in training. Clock and power of the whole measurement stand
-in the comparison.
+functions of a file (`module:function`), `standard` attention and what stock autotune finds (`triton_autotune`). Each
+result is checked against the reference before anything is timed; who fails or is missing stays in the comparison, with
+the reason. Times are taken as tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests
+before every round and stays cool, and `sustained`, in which it works without a break, as in training. Clock and power
+of the whole measurement stand in the comparison.
 """
 
 import time
@@ -33,10 +33,10 @@ from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.flex_peer import flex_compute
 from blocktune.tuner.compare.line_up import LineUp
-from blocktune.tuner.compare.peers import BACKENDS
+from blocktune.tuner.compare.peers import BACKENDS, standard_compute
 from blocktune.tuner.compare.report import TUNED, UNTUNED, Comparison, Entry
+from blocktune.tuner.compare.rivals_file import Rival
 from blocktune.tuner.compare.sixteen_bits import SIXTEEN_BITS, sixteen_bit_compute, sixteen_bit_config, sixteen_bits
-from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import questions_of
@@ -57,6 +57,7 @@ def compare(
     standard: bool = False,
     flex: bool = False,
     backends: Mapping[str, str] | None = None,
+    rivals: Mapping[str, Rival] | None = None,
     seed: int = 0,
     clock: Clock | None = None,
     torch_device: str = "cuda",
@@ -73,6 +74,7 @@ def compare(
         standard: standard attention takes part, which needs memory for all scores.
         flex: PyTorch's FlexAttention takes part, which compiles for up to minutes.
         backends: PyTorch's back ends that take part, as members of `SDPBackend` by name; None is `BACKENDS`.
+        rivals: further contenders by name.
         seed: of the inputs.
         clock: takes the times; None is a `CudaClock`.
         torch_device: where the tensors are.
@@ -96,6 +98,8 @@ def compare(
         line_up.invite_torch(name, backend)
     for name, peer in FLASH_PEERS.items():
         line_up.invite(Entry(name=name), partial(peer.compute, shape, question))
+    for name, rival in (rivals or {}).items():
+        line_up.invite_rival(name, rival)
     if flex:
         line_up.invite(Entry(name="flex"), partial(flex_compute, shape, question))
     if standard:

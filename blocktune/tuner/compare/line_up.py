@@ -15,6 +15,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
 from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, fastest_peer, timing_of
+from blocktune.tuner.compare.rivals_file import Rival, stale_problem
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
 from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.backward import GradientQuestion
@@ -49,6 +50,7 @@ class LineUp:
         self._entries: list[Entry] = []
         self._runs: list[Thunk] = []
         self._places: dict[str, int] = {}  # of those who passed, among the runs
+        self._rivals: dict[str, Thunk] = {}
 
     def invite_own(self, configs: Mapping[str, KernelConfig | None]) -> None:
         """Check our kernels as contenders. A config of None means that no config fits."""
@@ -99,6 +101,12 @@ class LineUp:
             extras = question.inputs.extras if isinstance(question, FeatureQuestion) else NO_EXTRAS
             self.invite(Entry(name=name), functools.partial(sdpa_compute, shape, backend, extras))
 
+    def invite_rival(self, name: str, rival: Rival) -> None:
+        """Check a function that a file names as `invite` does, and once more after it was timed."""
+        self.invite(Entry(name=name), functools.partial(rival.compute, self._shape, self._question))
+        if name in self._places:
+            self._rivals[name] = self._runs[self._places[name]]
+
     def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
         """Let stock autotune search the feasible space, and invite its winner."""
         question, name = self._question, "triton_autotune"
@@ -129,7 +137,19 @@ class LineUp:
         if not self._runs:
             return (), None
         take = self._time_under_load if regime is Regime.SUSTAINED else self._bursts
-        return take(monitor)
+        timed = take(monitor)
+        self._disqualify()
+        return timed
+
+    def _disqualify(self) -> None:
+        """Take the times from rivals that no longer compute what they are timed for."""
+        for name, run in self._rivals.items():
+            problem = stale_problem(run, self._question)
+            if problem:
+                del self._places[name]
+                self._entries = [
+                    replace(entry, problem=problem) if entry.name == name else entry for entry in self._entries
+                ]
 
     def _time_under_load(self, monitor: Monitor) -> tuple[Rounds, Load]:
         before_seconds, timed_seconds = LOAD_SECONDS

@@ -1,4 +1,5 @@
-"""Contenders that compute the same attention: our kernels bound to a config, and PyTorch's back ends."""
+"""Contenders that compute the same attention: our kernels bound to a config, PyTorch's back ends, and the three
+operations that everybody writes first."""
 
 import functools
 from collections.abc import Callable
@@ -8,13 +9,16 @@ import torch
 from torch.nn.attention import SDPBackend, current_flash_attention_impl, sdpa_kernel
 
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.reference import visible
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.forward import softmax_scale
+from blocktune.tuner.traffic.model import standard_memory_problem
 
 Compute = Callable[[Any, Any, Any], Any]
 """compute(q, k, v): enqueue attention on the current stream and return the output; of a backward (dq, dk, dv)."""
@@ -144,3 +148,38 @@ def sdpa_problem(shape: AttentionShape) -> str | None:
             f"{shape.label}. Compare equal lengths."
         )
     return None
+
+
+def standard_compute(shape: AttentionShape, device: DeviceSpec, question: AnyQuestion) -> Compute:
+    """Return compute(q, k, v) of a question, by `standard_attention`; of a backward by autograd, which keeps the
+    probabilities.
+
+    Raises:
+        UsageError: the scores do not fit the device, or the shape has features.
+    """
+    if shape.features:
+        raise UsageError(f"Standard attention has no features here, but got {shape.label}. Leave it out.")
+    problem = standard_memory_problem(shape, device)
+    if problem is not None:
+        raise UsageError(problem)
+    return for_question(functools.partial(standard_attention, shape), question)
+
+
+def standard_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
+    """Compute softmax(scale * q k^T) v as three operations with all scores in memory, in the inputs' data type but for
+    the softmax, which is in float32. A query without keys gives 0.
+
+    Raises:
+        torch.OutOfMemoryError: the scores do not fit.
+    """
+    k, v = (tensor.repeat_interleave(shape.group_size, dim=1) for tensor in (k, v))
+    scores = (q * softmax_scale(shape)) @ k.transpose(-1, -2)
+    if shape.causal is not Causal.NONE:
+        # the least number instead of -inf: a row without keys would have no softmax, and its gradient would be NaN
+        hidden = ~visible(shape.seqlen_q, shape.seqlen_k, shape.causal, q.device)
+        scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+    probabilities = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    out = probabilities @ v
+    if shape.causal is not Causal.NONE:
+        out[:, :, : max(0, -shape.causal_offset)] = 0.0
+    return out

@@ -13,8 +13,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compare.ladder_ideas import EFFICIENT, IDEAS, PYTORCH, STANDARD
 from blocktune.tuner.compare.ladder_steps import LadderStep
-from blocktune.tuner.compare.peers import Compute, for_question, sdpa_forward
-from blocktune.tuner.compare.standard_attention import standard_compute
+from blocktune.tuner.compare.peers import Compute, for_question, sdpa_forward, standard_compute
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.forward import softmax_scale
 

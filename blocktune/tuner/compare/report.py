@@ -19,7 +19,8 @@ PEERS = {
     "fa4": "FlashAttention-4",
     "flex": "FlexAttention",
 }
-"""Contenders that others have written, by name, as tables call them."""
+"""Contenders that others have written, by name, as tables call them. Those of a file have the name of their
+function."""
 
 TUNED, UNTUNED = "tuned", "untuned"
 """What a call out of the box gets, by whether the store has a winner of its shape."""
@@ -123,7 +124,17 @@ def out_of_the_box(names: Collection[str]) -> str:
 
 def fastest_peer(times_us: Mapping[str, float]) -> str | None:
     """Return the name of the fastest rival among contenders with their times; None where there is no rival."""
-    return min((name for name in PEERS if name in times_us), key=times_us.__getitem__, default=None)
+    return min(filter(is_peer, times_us), key=times_us.__getitem__, default=None)
+
+
+def is_peer(name: str) -> bool:
+    """Return whether others have written a contender."""
+    return name in PEERS or ":" in name
+
+
+def peer_title(name: str) -> str:
+    """Return how tables call a contender that others have written."""
+    return PEERS.get(name, name)
 
 
 def timing_of(

@@ -7,6 +7,7 @@ from blocktune.tuner.cost.analysis import Analysis
 from blocktune.tuner.cost.iterations import OLDER_MMA_SHARE
 from blocktune.tuner.cost.roofline import Roofline, exp_over_products
 from blocktune.tuner.cost.term_texts import terms_of
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.text import text_of_occupancy
 
 LEVEL = 0.95
@@ -217,19 +218,21 @@ def _on_chip(analysis: Analysis) -> list[str]:
 def _bank_conflicts(analysis: Analysis) -> list[str]:
     """Return how the loop of the compiled code reads shared memory, if it was counted."""
     found = analysis.shared
-    if found is None:
-        return []
+    return [] if found is None else [bank_conflict_text(found, analysis.occupied.resources.tensor_cores)]
+
+
+def bank_conflict_text(found: SharedAccesses, tensor_cores: str) -> str:
+    """Return how the loop of compiled code reads shared memory; tensor_cores: the instruction of its products."""
     if not found.loads:
-        unit = analysis.occupied.resources.tensor_cores
-        through = f", but through descriptors of {unit}" if unit in ("wgmma", "tcgen05") else ""
-        return [f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."]
+        through = f", but through descriptors of {tensor_cores}" if tensor_cores in ("wgmma", "tcgen05") else ""
+        return f"The loop of the products does not read shared memory by loads{through}: no bank conflicts to count."
     counted = (
         f"In an iteration of the loop a warp loads from shared memory {found.loads} times, which takes "
         f"{found.load_wavefronts:,} wavefronts, {found.ways:.1f} per load"
     )
     if not found.load_excess:
-        return [f"{counted}: no bank conflicts."]
-    return [
+        return f"{counted}: no bank conflicts."
+    return (
         f"{counted}, which a profiler calls a {found.ways:.1f}-way bank conflict: {found.load_excess:,} of them, "
         f"{100 * found.conflict_share:.1f} %, are more than the widths of the loads need."
-    ]
+    )

@@ -23,6 +23,7 @@ from blocktune.runtime.autotuned.settings import Cache, CostsOf, Settings, bucke
 from blocktune.runtime.autotuned.summary import tell_at_exit
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.decide import decide
+from blocktune.tuner.drop_in.inductor import hand_winners
 
 logger = logging.getLogger("blocktune")
 
@@ -50,6 +51,13 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
     def explain(self, *args: Any, **kwargs: Any) -> KernelExplanation:
         """Return what serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
         return self.kernel.explain(*args, **kwargs)
+
+
+def _kernel_of(tuner: Autotuner) -> TunedKernel | None:
+    return tuner.kernel if isinstance(tuner, TunedAutotuner) else None
+
+
+hand_winners(_kernel_of)
 
 
 def autotune(

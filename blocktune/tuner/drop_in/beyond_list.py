@@ -49,10 +49,11 @@ def searched_choice(results: CallResults, machine: LaunchMachine) -> KernelExpla
     """
     report, tried = _kept_search(results, machine)
     times_us = {config: trial.time_us for config, trial in tried.items() if trial.time_us is not None}
-    choice = measured_choice(results.subject, report.best, reasons_of(tried), report.seconds, times_us)
+    best = report.best
+    choice = measured_choice(results.subject, best, tried.get(best.config), reasons_of(tried), report.seconds, times_us)
     if choice.rates == NO_COSTS:
         logger.info("%s: %s", results.subject.call.name, NO_COSTS)
-    prepare_arguments(results.subject.call, report.best.config)
+    prepare_arguments(results.subject.call, best.config)
     return choice
 
 

@@ -10,6 +10,7 @@ from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.runtime.autotuned.boundary import warn_of_failure
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.fallback import KernelExplanation
+from blocktune.runtime.autotuned.settings import Measuring, measuring
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.known import default_choice, known_choice
 from blocktune.tuner.drop_in.node_lock import node_lock
@@ -46,27 +47,53 @@ def decide(call: AutotunedCall) -> KernelExplanation:
         UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
     """
-    device = _device_of(call)
+    device = device_of(call)
     if device is None:
         from blocktune.tuner.drop_in.tune_call import choice_by_triton
 
         return choice_by_triton(call)
-    choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
-    if choice is None and call.settings.strict:
-        raise _untuned(call, device)
-    choice = choice or _tuned_once(call, device)
+    choice = settled_choice(call, device) or _tuned_once(call, device)
     logger.info("%s: %s", call.name, choice)
     return choice
 
 
+def settled_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
+    """Return the choice of a call that needs no measurement; None if there is none.
+
+    Raises:
+        UsageError: there is none, and the settings are strict.
+    """
+    choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
+    if choice is None and call.settings.strict:
+        raise _untuned(call, device)
+    return choice if measuring() is Measuring.ON else choice or _unmeasured_choice(call, device)
+
+
+def _unmeasured_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
+    """Return the best known choice of a call that this process may not measure."""
+    choice = known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
+    logger.log(
+        logging.WARNING if measuring() is Measuring.OFF else logging.INFO,
+        "%s: nothing was measured for %s, and %s. It gets %s: %s.",
+        call.name,
+        call.problem.label,
+        measuring(),
+        choice.label,
+        choice.reason,
+    )
+    return choice
+
+
 def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
-    """Return the choice of a call that is not raced, although nothing of its size is known: a strict one gets what was
-    measured with another size, and the times of an empty launch say nothing. None if the call is to be raced."""
+    """Return the choice of a call that is not raced, although nothing of its size is known: one that may not be gets
+    what was measured with another size, and the times of an empty launch say nothing. None if the call is to be
+    raced."""
     far = known_choice(call, device, last=call.settings.accept, of_any_size=True)
+    is_final = call.settings.strict or measuring() is not Measuring.ON
     if call.size is not None and call.size.is_trivial:
         return far or known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
     if far is not None:
-        then = "is used" if call.settings.strict else "is not used, and all configs are raced once"
+        then = "is used" if is_final else "is not used, and all configs are raced once"
         logger.warning(
             "%s: a config that was measured with a launch of another size %s for %s, with %d programs on %d bytes.",
             call.name,
@@ -74,10 +101,10 @@ def _unraced_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanatio
             call.problem.label,
             *call.size.entries.values() if call.size is not None else (0, 0),
         )
-    return far if call.settings.strict else None
+    return far if is_final else None
 
 
-def _device_of(call: AutotunedCall) -> DeviceSpec | None:
+def device_of(call: AutotunedCall) -> DeviceSpec | None:
     """Return the current GPU; None, with a warning, where it is of no known kind.
 
     Raises:

@@ -26,6 +26,7 @@ from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.drop_in.ahead import begin, prepare
 from blocktune.tuner.drop_in.autotune import TunedAutotuner
 from blocktune.tuner.drop_in.decide import decide
+from blocktune.tuner.drop_in.inductor import hand_winners
 
 _PLACE = "_blocktune_kernel"
 """The attribute of a tuner that holds what stands under it."""
@@ -101,6 +102,7 @@ def install_without_compiler(
                 _stock[name] = getattr(Autotuner, name)
                 setattr(Autotuner, name, ours)
     _name_strangers()
+    hand_winners(_installed_kernel)
 
 
 def uninstall() -> None:
@@ -155,13 +157,26 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     stock = _stock.get("run", Autotuner.run)
     if installed is None:  # uninstalled since, by another thread or under a library's method
         return stock(self, *args, **kwargs)
-    held, kernel = self.__dict__.get(_PLACE, (None, None))
-    if held is not installed:
-        kernel = _kernel_of(self, installed)
-        setattr(self, _PLACE, (installed, kernel))
+    kernel = _kernel_under(self, installed)
     if kernel is None:
         return stock(self, *args, **kwargs)
     return self.fn.run(*args, **kwargs, **kernel.options(args, kwargs))
+
+
+def _installed_kernel(tuner: Any) -> TunedKernel | None:
+    """Return what stands under a tuner now; None where nothing does."""
+    installed = _installed
+    return None if installed is None else _kernel_under(tuner, installed)
+
+
+def _kernel_under(tuner: Any, installed: _Installed) -> TunedKernel | None:
+    """Return what replaces a tuner, made for this installation; None if it stays as it is."""
+    kernel: TunedKernel | None
+    held, kernel = tuner.__dict__.get(_PLACE, (None, None))
+    if held is not installed:
+        kernel = _kernel_of(tuner, installed)
+        setattr(tuner, _PLACE, (installed, kernel))
+    return kernel
 
 
 @functools.wraps(Autotuner.__init__)  # PyTorch's compiler reads its arguments

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome, Telemetry
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import brings_its_own_bench
@@ -36,6 +37,7 @@ class ListRace:
         self._known = {config: trial for config, trial in known.items() if config in self._list}
         self.trials: dict[LaunchConfig, KernelTrial] = {}
         self.failed_by_machine: set[LaunchConfig] = set()
+        self._resources: dict[LaunchConfig, KernelResources] = {}
 
     @property
     def new(self) -> list[LaunchConfig]:
@@ -85,13 +87,17 @@ class ListRace:
         time_us = standing.time_us(winner)
         default_us = standing.time_us(default) if default in standing.samples_us else None
         return self._subject.best(
-            self.trials.get(winner) or self._known[winner],
+            self.trial(winner),
             Origin.MEASURED,
             len(self._list),
             time_us=time_us,
             default_time_us=default_us,
             speedup_over_default=default_us / time_us if default_us and time_us else None,
         )
+
+    def trial(self, config: LaunchConfig) -> KernelTrial:
+        """Return how a config ended, here or in an earlier run."""
+        return self.trials.get(config) or self._known[config]
 
     def _best_known(self) -> tuple[LaunchConfig, ...]:
         """Return the configs that were the fastest in earlier runs, or nearly."""
@@ -104,6 +110,7 @@ class ListRace:
             return True
         outcome, error = compiled.outcome, compiled.error
         if compiled.resources is not None:
+            self._resources[config] = compiled.resources
             error = self._subject.misfit(self._subject.occupancy(compiled.resources)) or ""
             outcome = Outcome.INFEASIBLE if error else outcome
         if outcome is Outcome.OK:
@@ -159,7 +166,9 @@ class ListRace:
         return twins
 
     def _keep(self, config: LaunchConfig, outcome: Outcome, **fields: object) -> None:
-        self.trials[config] = self._subject.trial(config, outcome, **fields)
+        known = self._known.get(config)
+        resources = self._resources.get(config, known.resources if known else None)
+        self.trials[config] = self._subject.trial(config, outcome, resources=resources, **fields)
 
     def _keep_failures(self, failures: Mapping[LaunchConfig, str]) -> None:
         for config, error in failures.items():

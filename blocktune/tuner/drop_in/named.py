@@ -1,8 +1,7 @@
 """Kernels by their name, `module:function`, tuned without the program that launches them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from triton.runtime.autotuner import Config
 
@@ -38,15 +37,3 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
         tuner = autotune(space, own)(found if tuner is None else tuner.fn)
     settings = tuner.kernel.settings if isinstance(tuner, TunedAutotuner) else Settings()
     return TunedKernel(tuner, replace(settings, expand=expand or settings.expand), decide)
-
-
-def positional(kernel: TunedKernel, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return named arguments as a program would give them: by place as far as they go, the rest by name. Functions that
-    prune a list get both apart."""
-    names, args = iter(kernel.tuner.arg_names), []
-    left = dict(arguments)
-    for name in names:
-        if name not in left:
-            break
-        args.append(left.pop(name))
-    return args, left

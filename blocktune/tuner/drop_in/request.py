@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.call import AutotunedCall, positional
 from blocktune.runtime.autotuned.config import Plain
 from blocktune.tuner.drop_in.autotune import space
-from blocktune.tuner.drop_in.named import kernel_named, positional
+from blocktune.tuner.drop_in.named import kernel_named
 from blocktune.tuner.offline.specialization import object_named
 
 Named = tuple[tuple[str, Plain], ...]
@@ -54,7 +54,7 @@ class LaunchRequest:
             configs = space(**dict(self.choices)) if self.choices else ()
             kernel = kernel_named(self.kernel, configs, [name for name, _ in self.sizes], self.expand)
             args, kwargs = positional(
-                kernel, arguments_for(self.arguments, function_of(self.arguments), dict(self.sizes))
+                kernel.tuner, arguments_for(self.arguments, function_of(self.arguments), dict(self.sizes))
             )
             yield kernel.call_of(args, {"warmup": False, **kwargs})
 

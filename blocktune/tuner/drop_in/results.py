@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -119,6 +120,7 @@ def keep_here(best: KernelBest) -> None:
 def measured_choice(
     subject: LaunchSubject,
     best: KernelBest,
+    trial: KernelTrial | None,
     dropped: Mapping[str, str],
     seconds: float,
     times_us: Mapping[LaunchConfig, float] | None = None,
@@ -128,6 +130,7 @@ def measured_choice(
     Args:
         subject: the call.
         best: its winner.
+        trial: how the winner was measured, if the store has answered.
         dropped: why configs have no time, by their label.
         seconds: what the measuring took.
         times_us: of the configs that were timed.
@@ -150,4 +153,14 @@ def measured_choice(
         seconds=seconds,
         dropped=dict(dropped),
         times_us=times_us,
+        spread=None if trial is None else _spread(trial.samples_us),
+        spill_bytes=None if trial is None or trial.resources is None else trial.resources.spill_bytes,
     )
+
+
+def _spread(samples_us: Sequence[float]) -> float | None:
+    """Return half of what the middle half of times spans, over their median; None of fewer than four."""
+    if len(samples_us) < 4:
+        return None
+    low, median_us, high = statistics.quantiles(samples_us, n=4)
+    return (high - low) / (2 * median_us)

@@ -103,7 +103,7 @@ def _raced(
     best = race.best(standing)
     results.save(race.trials, best, race.failed_by_machine)
     times_us = {config: standing.time_us(config) for config in standing.samples_us}
-    return measured_choice(subject, best, race.reasons, spent_seconds(), times_us)
+    return measured_choice(subject, best, race.trial(best.config), race.reasons, spent_seconds(), times_us)
 
 
 def _locked_gpu(results: CallResults) -> AbstractContextManager[bool]:

@@ -16,6 +16,7 @@ from blocktune.runtime.autotuned.config import LaunchConfig, launch_config
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.compiler import compiled_code
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
+from blocktune.tuner.drop_in.request import LaunchRequest, importable_from
 from blocktune.tuner.dry_run.config_row import rows_of
 from blocktune.tuner.dry_run.config_table import NO_TIME, OfflineTable
 from blocktune.tuner.dry_run.own_process import run_in_own_process
@@ -84,13 +85,45 @@ def explain_by_name(call: str, device: DeviceSpec, variables: Mapping[str, str] 
     Raises:
         UsageError: there is no such function, it fails, launches no kernel, or ends its process.
     """
+    return _report_apart(report_by_name, call, device, variables or {})
+
+
+def explain_request(request: LaunchRequest, device: DeviceSpec) -> OfflineReport:
+    """Return the report of one launch of a kernel on arguments that a function makes, in another process.
+
+    Raises:
+        UsageError: a name is none, the arguments do not fit, or their function fails or ends its process.
+    """
+    return _report_apart(report_of_request, request, device, {})
+
+
+def report_of_request(request: LaunchRequest, device: DeviceSpec) -> OfflineReport:
+    """Return the report of a launch that is made in this process, with the device in place."""
+
+    def launch() -> None:
+        with request.open_call() as call:
+            call.tuner.run(*call.args, **call.kwargs)
+
+    with importable_from(request.folder):
+        return _report(launch, device, request.label)
+
+
+def _report_apart(
+    report: Callable[..., OfflineReport], subject: Any, device: DeviceSpec, variables: Mapping[str, str]
+) -> OfflineReport:
+    """Return a report that another process makes of a subject.
+
+    Raises:
+        UsageError: the process ends without an answer, or the report cannot be made.
+    """
     try:
-        report: OfflineReport = run_in_own_process(report_by_name, call, device, variables=variables or {})
+        made: OfflineReport = run_in_own_process(report, subject, device, variables=variables)
     except EOFError as error:
+        name = subject if isinstance(subject, str) else subject.label
         raise UsageError(
-            f"{call} must not end its process, but did so on {device.name}. Its last words are above."
+            f"{name} must not end its process, but did so on {device.name}. Its last words are above."
         ) from error
-    return report
+    return made
 
 
 def report_by_name(call: str, device: DeviceSpec) -> OfflineReport:

@@ -53,6 +53,19 @@ def test_a_kernel_is_tuned_without_its_program(tuned: Any, gpu: FakeGpu) -> None
     assert len(gpu.timed) == timed
 
 
+def test_a_device_that_is_not_here_gets_a_table_of_the_list(tune: Any, gpu: FakeGpu) -> None:
+    command = ("run", KERNEL, *ARGS, "--grid", "n=1000,2048", "--param", "BLOCK=64,128", "--device", "a100")
+    shown = tune(*command)
+    assert shown.exit_code == 0, shown.output
+    assert "no NVIDIA A100-SXM4-80GB in this machine: every config is compiled for it" in words(shown.stderr)
+    for n in (1000, 2048):
+        assert f"{KERNEL} n={n} (fp32 float) on NVIDIA A100-SXM4-80GB: 2 configs of its list" in words(shown.stdout)
+    assert "It is no time." in shown.stdout
+    tables = json.loads(tune(*command, "--json").stdout)["tables"]
+    assert [[row["parameters"]["BLOCK"] for row in table["configs"]] for table in tables] == [[64, 128]] * 2
+    assert not gpu.launches
+
+
 def test_arguments_of_a_size_are_made_at_its_turn(tune: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     make, timed = autotuned_kernels.scale_arguments, list[int]()
 
@@ -139,6 +152,12 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     assert "n=2048 (fp32 float) 16 programs on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3" in explained
     assert "num_warps=2 took 110.0 µs" in explained
     assert "blocks/SM on compute capability 9.0" in explained
+    assert "Its tensors hold 8,192 bytes. To move them once takes 0.0 us at the device's rate, 0% of the" in explained
+    assert "no bank conflicts to count" in explained
+    assert re.search(r"global memory 2 \d+\.\d % 2 ", explained)  # a load and a store, in and out of the loop
+    (_, code) = json.loads(tuned("explain", KERNEL, *device, "--json").stdout)["winners"]
+    assert code["instructions"]["total"]["global memory"] == 2
+    assert code["shared_accesses"]["conflict_share"] == 0
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
     assert "with the values given, which were not measured" in changed
     assert "exact" in words(tuned("verify", KERNEL).output)
@@ -217,7 +236,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
             f"--kernel: not supported here. {KERNEL} names the kernel.",
         ),
         (("run", KERNEL, *ARGS, "--from-misses"), f"which counts no miss of {KERNEL} on NVIDIA H200"),
-        (("run", KERNEL, *ARGS, "--device", "a100"), f"no cost model ranks the configs of {KERNEL} without measuring"),
+        (("run", KERNEL, *ARGS, "--device", "a100", "--grid", "n=1000", "--trials", "3"), "compiled and not searched"),
         (("run", KERNEL, *ARGS, "--executor", "ray", "--device", "any"), "is a file. Name a server by --db."),
         (("run", KERNEL, *ARGS, "--grid", "n=1", "--from-misses"), "Sizes come from one place, but got --grid and"),
         (("run", KERNEL, "--args", "platform:machine"), "returns the kernel's arguments by name and its `grid`"),

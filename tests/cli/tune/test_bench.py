@@ -207,3 +207,14 @@ def test_shapes_come_from_a_file_or_from_what_the_program_called(
     monkeypatch.setattr("blocktune.cli.tune.bench.missed_shapes", lambda device, db: (missed,))
     assert tune("bench", "--from-misses").exit_code == 0
     assert fake.compiled[2:] == [missed.label]
+
+
+def test_functions_of_a_file_are_judged_like_cudnn(tune, fake: FakeCompare, tmp_path: Path) -> None:
+    path = tmp_path / "rivals.toml"
+    path.write_text('[mine]\nfunction = "mine:attend"\n')
+    fake.further = (entry("mine:attend", 50.0),)
+    result = tune("bench", *GRID, "--rivals", path)
+    assert list(fake.got[0]["rivals"]) == ["mine:attend"]
+    assert "fastest rival mine:attend" in result.stdout
+    assert "ours over mine:attend: 0.500x" in result.stdout
+    assert tune("bench", *GRID, "--rivals", tmp_path / "nothing.toml").exit_code == 2

@@ -29,8 +29,8 @@ from blocktune.tuner.compare.ladder_steps import (
     size,
     why,
 )
+from blocktune.tuner.compare.peers import standard_attention, standard_compute
 from blocktune.tuner.compare.pytorch_steps import chunked_attention
-from blocktune.tuner.compare.standard_attention import standard_attention, standard_compute
 from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.cost.model import predict_us
@@ -158,7 +158,7 @@ def test_a_step_that_runs_out_of_memory_is_listed(
     def no_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 100 GiB")
 
-    monkeypatch.setattr("blocktune.tuner.compare.standard_attention.standard_attention", no_memory)
+    monkeypatch.setattr("blocktune.tuner.compare.peers.standard_attention", no_memory)
     ladder = on_the_cpu()
     assert "tried to allocate 100 GiB" in ladder.step("standard").problem
     assert ladder.step("chunked").timing is not None

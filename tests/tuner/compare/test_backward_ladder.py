@@ -13,7 +13,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
 from blocktune.tuner.compare.ladder_ideas import IDEAS
 from blocktune.tuner.compare.ladder_steps import bytes_of, kernels_of, predicted_standard_us
-from blocktune.tuner.compare.standard_attention import standard_compute
+from blocktune.tuner.compare.peers import standard_compute
 from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.measure.clock import CudaClock

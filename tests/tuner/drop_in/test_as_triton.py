@@ -40,6 +40,26 @@ def test_what_is_tuned_is_told_where_triton_would_tell_it(
     assert len(told[0]["configs_timings"]) == len(CONFIGS)
 
 
+@pytest.mark.parametrize("switch", ["ours", "Triton's"])
+def test_one_line_says_how_a_race_ended(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], switch: str
+) -> None:
+    if switch == "ours":
+        monkeypatch.setenv("BLOCKTUNE_PRINT", "1")
+    else:
+        monkeypatch.setattr(knobs.autotuning, "print", True)
+    broken = triton.Config({"BLOCK": 100}, num_warps=2)  # no power of two
+    for _ in range(2):  # the second one knows the winner
+        decorated(configs=[*CONFIGS, broken])[grid](torch.ones(1000), 1000, 2.0)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("blocktune: "))
+    assert line.startswith(
+        "blocktune: scale_kernel BLOCK=256 num_stages=3 num_warps=2 for n=1000 (fp32 float), 110.0 us"
+    )
+    assert " us +- 0.0 %, 2.16 times as fast as the first config; " in line
+    assert "; 6 raced in " in line
+    assert "1 dropped: 1 compile_error (scale_kernel BLOCK=100 num_stages=3 num_warps=2: " in line
+
+
 def doubling(launch: Launch) -> None:
     launch.arguments["x"].mul_(launch.arguments["factor"])
 

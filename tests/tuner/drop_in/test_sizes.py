@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import triton
 from blocktune.db.store import ResultStore
 from blocktune.runtime.autotuned.call import LaunchSize
 from blocktune.runtime.autotuned.config import BYTES, PROGRAMS
-from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.settings import Measuring, Settings, set_measuring
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import install
@@ -45,6 +46,23 @@ def block(gpu: FakeGpu, kernel: Any, length: int) -> int:
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_after_a_warm_up_no_size_is_raced(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    gpu.time_us = by_size
+    kernel = lengthless()
+    assert block(gpu, kernel, 1 << 20) == 512
+    measured(gpu)
+    request.addfinalizer(partial(set_measuring, Measuring.ON))
+    set_measuring(Measuring.OFF)
+    assert block(gpu, kernel, 1008) == 512
+    assert block(gpu, decorated(), 1000) == 128  # of which nothing is known
+    assert not measured(gpu)
+    sized, unknown = warnings_of(caplog)
+    assert "another size is used for" in sized
+    assert "nothing was measured for n=1000 (fp32 float), and the warm-up did not launch it. It gets" in unknown
 
 
 def test_launches_that_tell_nothing_are_not_raced(gpu: FakeGpu, path: Path) -> None:

@@ -14,7 +14,9 @@ from blocktune.tuner.offline.counts import CodeCounts, counts_in
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here
-from tests.tuner.drop_in.conftest import H200
+from tests.tuner.drop_in.conftest import H200, compiler, gpu, path
+
+__all__ = ["compiler", "gpu", "path"]
 
 pytestmark = compiled_here
 
