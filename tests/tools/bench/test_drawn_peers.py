@@ -28,7 +28,7 @@ from tools.bench.drawn_peers.record import Record, summaries
 from tools.differential.runs.served import ServedBy
 
 FIRST, *_, LAST = GROUPS
-CELL = Cell(group="forward, 64 columns", shape=AttentionShape(batch=1, num_heads=2, seqlen_q=8, head_dim=64))
+CELL = Cell(group="forward, head_dim 64", shape=AttentionShape(batch=1, num_heads=2, seqlen_q=8, head_dim=64))
 
 
 def test_a_seed_names_its_cells_and_kernels_compute_all_of_them() -> None:
