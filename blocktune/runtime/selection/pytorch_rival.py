@@ -18,7 +18,7 @@ from typing import Any
 from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for, parse_cc
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.registry import default_kernel
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal, Direction
@@ -180,7 +180,8 @@ def _duel_of(record: Mapping[str, Any]) -> PyTorchDuel | None:
 def _is_split(shape: AttentionShape, device_key: str) -> bool:
     """Return whether a device computes a shape by `SPLIT_FORWARD`."""
     _, cc, *_ = device_key.split("|")
-    return get_kernel(SPLIT_FORWARD).unsupported(shape, limits_for(parse_cc(cc))) is None
+    kernel = default_kernel(shape, limits_for(parse_cc(cc)))
+    return kernel is not None and kernel.name == SPLIT_FORWARD
 
 
 def scores_bytes(shape: AttentionShape) -> int:

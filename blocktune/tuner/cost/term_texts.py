@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -199,8 +200,10 @@ def _texts(
 ) -> tuple[Mapping[str, str], Mapping[str, tuple[Advice, ...]]]:
     if shape.direction is Direction.BACKWARD:
         return FACTS | BACKWARD_FACTS, ADVICE | BACKWARD_ADVICE
-    if "splits" in kernel.parameters:
+    if isinstance(kernel.loops, DecodeLoops):
         return FACTS | DECODE_FACTS, ADVICE | DECODE_ADVICE
+    if "splits" in kernel.parameters:
+        return FACTS, ADVICE | {"tail": (*ADVICE["tail"], *DECODE_ADVICE["tail"])}
     if kernel.softmax_cost(config).round_trip:
         return FACTS | ROUND_TRIP_FACTS, ADVICE | ROUND_TRIP_ADVICE
     return FACTS, ADVICE

@@ -36,7 +36,7 @@ FEATURES = (
 def shapes_of(kernel: AttentionKernel) -> list[AttentionShape]:
     """Shapes that the kernel computes on Hopper: long, short, of few queries, in all its types."""
     few_queries = (replace(PLAIN, seqlen_q=1), replace(PLAIN, seqlen_q=4, head_dim=128, head_dim_v=128))
-    sizes = (PLAIN, replace(PLAIN, seqlen_q=512, seqlen_k=512), *few_queries)
+    sizes = (PLAIN, replace(PLAIN, seqlen_q=512, seqlen_k=512), replace(PLAIN, batch=1, seqlen_q=512), *few_queries)
     shapes = (
         replace(size, direction=direction, features=features, dtype=dtype)
         for size in sizes
