@@ -149,8 +149,10 @@ def run(
         requests, many = call.requests(grid.text, shapes_file, spec if from_misses else None)
         if cluster is None and device is not None and not is_present(spec):
             flags = {"--trials": trials, "--time-budget": time_budget, "--expand": expand, "--study": study}
+            flags |= {"--gpus": gpus, "--regime": regime, "--objective": objective is not Objective.TIME}
+            flags |= {"--sampler": sampler != DEFAULT, "--seed": seed, "--exhaustive": exhaustive}
             refuse(flags, f"{spec.name} is not in this machine, so the configs are compiled and not searched.")
-            show_offline(requests, spec, as_json=as_json)
+            show_offline(requests if shard is None else part_of(requests, shard), spec, as_json=as_json)
             return
         targets = requests
     else:

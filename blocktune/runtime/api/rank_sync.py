@@ -36,7 +36,7 @@ ANSWER_BYTES = 4096
 """What a rank tells the others, in JSON."""
 
 MAX_PROBLEM = 600
-"""Characters of a problem, each of which JSON may spell with 6 bytes."""
+"""ASCII characters of a problem, each of which JSON may spell with 6 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ def _receive(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, 
 
 
 def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
+    text = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace").decode()
+    return text[:MAX_PROBLEM]
 
 
 def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: list[dict[str, Any]]) -> str:

@@ -55,9 +55,11 @@ def _require_success(failure: Exception | None, group: ProcessGroup) -> None:
         Exception: this rank's failure.
         RankError: that of another rank.
     """
-    told = gather_answers({"problem": "" if failure is None else error_text(failure)}, group)
-    if failure is not None:
-        raise failure
+    try:
+        told = gather_answers({"problem": "" if failure is None else error_text(failure)}, group)
+    finally:  # an error of CUDA ends the gathering as well
+        if failure is not None:
+            raise failure
     problems = [f"rank {rank}: {answer['problem']}" for rank, answer in enumerate(told) if answer["problem"]]
     if problems:
         raise RankError(

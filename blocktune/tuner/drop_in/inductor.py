@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -60,16 +60,24 @@ def hand_winners(kernel_of: KernelOf) -> None:
 class _TracingFinder(MetaPathFinder):
     """Changes PyTorch's module right after it is loaded."""
 
+    def __init__(self) -> None:
+        self._asks_others = False
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != _TRACING:
+        if fullname != _TRACING or self._asks_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asks_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks_others = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_change(module: ModuleType) -> None:
                 load(module)
+                with suppress(ValueError):  # another thread has loaded it
+                    sys.meta_path.remove(self)
                 _change(module)
 
             spec.loader.exec_module = load_and_change  # type: ignore[method-assign]

@@ -237,6 +237,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
         ),
         (("run", KERNEL, *ARGS, "--from-misses"), f"which counts no miss of {KERNEL} on NVIDIA H200"),
         (("run", KERNEL, *ARGS, "--device", "a100", "--grid", "n=1000", "--trials", "3"), "compiled and not searched"),
+        (("run", KERNEL, *ARGS, "--device", "a100", "--grid", "n=1", "--objective", "energy"), "--objective: not supp"),
         (("run", KERNEL, *ARGS, "--executor", "ray", "--device", "any"), "is a file. Name a server by --db."),
         (("run", KERNEL, *ARGS, "--grid", "n=1", "--from-misses"), "Sizes come from one place, but got --grid and"),
         (("run", KERNEL, "--args", "platform:machine"), "returns the kernel's arguments by name and its `grid`"),

@@ -136,3 +136,26 @@ def test_what_no_kernel_serves_is_left_to_the_caller() -> None:
 def test_singles_are_some_of_the_sequences() -> None:
     with pytest.raises(UsageError, match=r"0 <= singles <= 4.* got 5"):
         batch_of(QUERIES, KEYS, table_of(16, KEYS), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("begins", torch.zeros(4, dtype=torch.int32)),
+        ("begins", torch.zeros(5, dtype=torch.int64)),
+        ("lengths", torch.zeros(4)),
+        ("table", torch.zeros(3, 3, dtype=torch.int32)),
+    ],
+    ids=["begins of one sequence less", "begins in 64 bits", "lengths in float32", "table of one sequence less"],
+)
+def test_tensors_of_a_batch_fit_each_other(name: str, value: Tensor) -> None:
+    batch = batch_of(QUERIES, KEYS, table_of(16, KEYS), 2)
+    with pytest.raises(UsageError, match=f"`{name}` must be int32"):
+        replace(batch, **{name: value})
+
+
+def test_a_number_of_splits_is_one_that_kernels_have() -> None:
+    assert BatchAttention(scale=1.0, num_splits=3).num_splits == 4
+    for splits in (-1, 129):
+        with pytest.raises(UsageError, match=r"0 <= num_splits <= 128"):
+            BatchAttention(scale=1.0, num_splits=splits)

@@ -9,7 +9,7 @@ import blocktune
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.api.rank_sync import SyncedConfigs, sync_configs
+from blocktune.runtime.api.rank_sync import ANSWER_BYTES, SyncedConfigs, error_text, sync_configs
 from blocktune.runtime.store_reader.provenance import Reuse
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from tests.support.fakes.dispatch_fakes import H200, shape_like
@@ -93,3 +93,8 @@ def test_a_decision_survives_the_way_and_serves_its_device_only() -> None:
     synced = SyncedConfigs.from_json(json.loads(json.dumps(SyncedConfigs(H200.key, rows).to_json())))
     assert synced.configs(H200) == rows
     assert synced.configs(device_named("h100_sxm5")) == ()
+
+
+def test_a_problem_of_any_letters_fits_an_answer() -> None:
+    for letter in ("a", "ö", "\N{GRINNING FACE}", "\\", '"'):
+        assert len(json.dumps({"problem": error_text(ValueError(2000 * letter))})) <= ANSWER_BYTES

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import blocktune
+from blocktune.runtime.api import warm_up
 from blocktune.runtime.api.warm_up import tune_at_warmup
 from tests.support.suite import warm_python
 from tests.support.triton_modes import compiled_here
@@ -49,3 +50,16 @@ def test_a_failure_of_one_rank_is_known_to_all(told: Told) -> None:
 
 def test_it_is_a_public_name() -> None:
     assert blocktune.tune_at_warmup is tune_at_warmup
+
+
+def test_a_rank_tells_its_failure_though_nothing_can_be_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error of CUDA no rank can tell the others anything."""
+
+    def gather(answer: dict[str, Any], group: Any) -> list[dict[str, Any]]:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(warm_up, "gather_answers", gather)
+    with pytest.raises(ValueError, match="the real cause"):
+        warm_up._require_success(ValueError("the real cause"), None)
+    with pytest.raises(RuntimeError, match="closed"):
+        warm_up._require_success(None, None)

@@ -1,8 +1,10 @@
 """torch.compile with autotuned kernels: PyTorch traces them and Inductor generates its code; a fake stands where that
 is compiled and launched."""
 
+import importlib.util
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import blocktune
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.autotuned.frozen import forget_frozen, known_rows, take
 from blocktune.runtime.autotuned.kernel import forget_choices
+from blocktune.tuner.drop_in import inductor
 from blocktune.tuner.drop_in.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
@@ -159,3 +162,12 @@ def test_one_config_needs_no_winner(gpu: FakeGpu, lists: Lists, caplog: pytest.L
     torch.compile(step, fullgraph=True)(torch.ones(1000))
     assert len(lists[0]) == 1
     assert "no winner" not in caplog.text
+
+
+def test_a_look_for_pytorchs_module_leaves_it_to_be_changed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder, name = inductor._TracingFinder(), inductor._TRACING
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, name)
+    for _ in range(2):
+        assert importlib.util.find_spec(name) is not None
+    assert finder in sys.meta_path

@@ -225,7 +225,7 @@ class FlashForwardGeneral(AttentionKernel):
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         pages = looked_up_bytes(config, shape) + more_pages_bytes(config, shape, limits)
-        pages += TILE_ALIGNMENT_BYTES * (shape.features.page_size > 0)  # tiles may begin after them
+        pages += TILE_ALIGNMENT_BYTES * (shape.features.page_size > 0 and pages > 0)  # tiles may begin after them
         return max(most_forward_bytes(tiles) for tiles in _loops(config, shape, limits)) + pages
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

@@ -7,6 +7,7 @@ Sequences of one query are decoded, and longer ones take forward kernels, whatev
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError
@@ -14,7 +15,7 @@ from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 from blocktune.runtime.api.cache.paged_sequences import check_pages, over_pages
 from blocktune.runtime.api.cache.rows import CacheRows
-from blocktune.runtime.api.flash_arguments import window_of
+from blocktune.runtime.api.flash_arguments import splits_of, window_of
 from blocktune.runtime.dispatch.call_checks import check_sinks
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
 from blocktune.runtime.dispatch.engine import NotServedError
@@ -37,6 +38,18 @@ class PagedBatch:
     singles: int = 0
 
     def __post_init__(self) -> None:
+        count = self.lengths.shape[0]
+        for name, sizes in (
+            ("begins", (count + 1,)),
+            ("lengths", (count,)),
+            ("table", (count, *self.table.shape[1:2])),
+        ):
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype is not torch.int32 or tensor.shape != sizes:
+                raise UsageError(
+                    f"`{name}` must be int32 {list(sizes)} for {count} lengths, but got {tensor.dtype} "
+                    f"{list(tensor.shape)}. Pass one entry for each sequence."
+                )
         if not 0 <= self.singles <= self.lengths.shape[0]:
             raise UsageError(
                 f"`0 <= singles <= {self.lengths.shape[0]}` must hold, but got {self.singles}. Count the sequences of "
@@ -49,7 +62,7 @@ class BatchAttention:
     """Attention of a layer over paged batches, causal from the last key of each sequence.
 
     window: keys before and after a query's own, -1 for no bound. sinks: one logit for each head. num_splits: 0 takes
-    the tuned configs; 1 to 128, a power of two, fixes them and the parts of the keys of sequences of one query.
+    the tuned configs; 1 to 128, rounded up to a power of two, fixes them and the parts of the keys of single queries.
     dispatcher: whose configs serve the calls.
     """
 
@@ -60,6 +73,9 @@ class BatchAttention:
     sinks: Tensor | None = None
     num_splits: int = 0
     dispatcher: Dispatcher = attention
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_splits", splits_of(self.num_splits))
 
     def write(self, out: Tensor, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch) -> bool:
         """Write the output [tokens, num_heads, head_dim_v] of q [tokens, num_heads, head_dim], and return whether our
