@@ -115,7 +115,11 @@ class Slice(Memory):
         return self.whole.load().narrow(self.dim, self.start, self.shape[self.dim])
 
     def store(self, value: torch.Tensor) -> None:
-        assert self.dim == 0, "a warpgroup stores whole rows"
+        if self.dim == 1:  # of a tile that is the warpgroup's own
+            whole = self.whole.load()
+            whole.narrow(1, self.start, self.shape[1]).copy_(value)
+            self.whole.store(whole)
+            return
         panels = self.whole.panels.narrow(1, self.start, self.shape[0])
         panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 

@@ -90,7 +90,10 @@ def await_last(memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
 def hand_over(x, memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
     """Give a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step."""
     await_place(memory, ds, W, OPTIONS)
-    memory.dq.index(dq_place(ds, W, OPTIONS)).store(x)
+    room = memory.dq.index(dq_place(ds, W, OPTIONS))
+    if OPTIONS.TAIL:
+        room = room.slice(0, x.shape[0], dim=0)
+    room.store(x)
     fence_async_shared()
     mbarrier.arrive(memory.dq_full.index(ds.place * 2 + W), count=1)
 
@@ -119,7 +122,12 @@ def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr, OPTIONS: gl.con
     FIRST: gl.constexpr = OWN * 2 if OPTIONS.DQ_SLOTS == 2 else 0
     for half in gl.static_range(2):
         mbarrier.wait(memory.dq_full.index(OWN * 2 + half), phase)
-        add_out(dq_desc, [(block * 2 + half) * ROWS, 0], memory.dq.index(FIRST + half))
+        room = memory.dq.index(FIRST + half)
+        if OPTIONS.TAIL:
+            for part in gl.static_range(1 if half else 64 // ROWS):
+                add_out(dq_desc, [block * (64 + ROWS) + half * 64 + part * ROWS, 0], room.slice(part * ROWS, ROWS))
+        else:
+            add_out(dq_desc, [(block * 2 + half) * ROWS, 0], room)
     for half in gl.static_range(2):
         tma.store_wait(1 - half)
         mbarrier.arrive(memory.dq_empty.index(FIRST + half), count=1)

@@ -1,6 +1,6 @@
 """A walk of the Hopper attention backward whose scores run ahead, in Gluon: the next S^T is issued while dK runs.
 
-For a width of 128. What makes it fast, and is easily lost when the code changes:
+For tiles of 128 columns. What makes it fast, and is easily lost when the code changes:
 
 1. The tensor cores never run dry between two steps. Without this a step begins with an empty queue: a wait for dK, then
    statistics, addresses and a barrier ahead of its first product.
@@ -23,7 +23,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -38,6 +37,13 @@ from blocktune.kernels.hopper.backward.bounds import (
     parts_of_walk,
     place_walk,
     rotate,
+)
+from blocktune.kernels.hopper.backward.columns import (
+    add_to_gradient,
+    await_gradient,
+    await_gradient_and,
+    count_panels,
+    multiply_rows,
 )
 from blocktune.kernels.hopper.backward.steps import (
     State,
@@ -85,8 +91,7 @@ def issue_scores(memory, slot, ready, W: gl.constexpr, OPTIONS: gl.constexpr, S_
     else:
         start = gl.zeros([64, BLOCK_M], gl.float32, S_L)
     keys = recompute_address(memory.k).slice(W * 64, 64, dim=0)
-    queries = memory.q.index(slot.place).permute((1, 0))
-    return warpgroup_mma(keys, queries, start, use_acc=OPTIONS.FOLD_LSE, is_async=True)
+    return multiply_rows(keys, memory.q.index(slot.place), start, OPTIONS.FOLD_LSE, OPTIONS)
 
 
 @gluon.jit
@@ -96,10 +101,10 @@ def first_slope(memory, place, S_L: gl.constexpr):
 
 
 @gluon.jit
-def issue_slopes_upon(start, memory, place, W: gl.constexpr, S_L: gl.constexpr):
+def issue_slopes_upon(start, memory, place, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Issue dP^T of the queries in a slot, on top of `start`."""
     values = memory.v.slice(W * 64, 64, dim=0)
-    return warpgroup_mma(values, memory.do.index(place).permute((1, 0)), spread(start, S_L), is_async=True)
+    return multiply_rows(values, memory.do.index(place), spread(start, S_L), True, OPTIONS)
 
 
 @gluon.jit
@@ -112,6 +117,7 @@ def step_ahead(
     whatever lies in the slot, to be thrown away."""
     memory, walk = inputs.memory, head.walk
     S_L: gl.constexpr = LAYOUTS.scores
+    PANELS: gl.constexpr = count_panels(OPTIONS)
     slot, ds_slot = state.slot, state.ds
     if MASK:
         m = block_at(walk, place, OPTIONS)
@@ -128,15 +134,15 @@ def step_ahead(
     if OPTIONS.SOFTCAP:  # a soft cap takes the registers that dP would wait in
         s = warpgroup_mma_wait(0, deps=(ahead.scores,))
         p_low, p = weigh(s, inputs, tile, head, slot.place, m, pairs, W, MASK, OPTIONS, S_L, LAYOUTS.p)
-        dp_t = issue_slopes_upon(first_slope(memory, slot.place, S_L), memory, slot.place, W, S_L)
+        dp_t = issue_slopes_upon(first_slope(memory, slot.place, S_L), memory, slot.place, W, OPTIONS, S_L)
     else:
         start = first_slope(memory, slot.place, S_L)
         s = warpgroup_mma_wait(0, deps=(ahead.scores,))
-        dp_t = issue_slopes_upon(start, memory, slot.place, W, S_L)
+        dp_t = issue_slopes_upon(start, memory, slot.place, W, OPTIONS, S_L)
         p_low, p = weigh(s, inputs, tile, head, slot.place, m, pairs, W, MASK, OPTIONS, S_L, LAYOUTS.p)
     # [KEYS, head_dim]
-    dv_t = warpgroup_mma(p_low, memory.do.index(slot.place), state.dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=(dp_t,))
+    dv_t = add_to_gradient(p_low, memory.do.index(slot.place), state.dv, OPTIONS, LAYOUTS)
+    dp = warpgroup_mma_wait(PANELS, deps=(dp_t,))
     if OPTIONS.SHORT:
         give_values(ahead.left)
     # [KEYS, BLOCK_M]
@@ -150,13 +156,13 @@ def step_ahead(
     await_ds(memory, ds_slot, W, OPTIONS)
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     dq_t = issue_dq(recompute_address(memory.k), memory.ds.index(ds_slot.place), W, OPTIONS, LAYOUTS.dq)
-    dk_t = warpgroup_mma(ds_low, memory.q.index(slot.place), state.dk, is_async=True)
-    dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
+    dk_t = add_to_gradient(ds_low, memory.q.index(slot.place), state.dk, OPTIONS, LAYOUTS)
+    dv, dq = await_gradient_and(dv_t, dq_t, PANELS)
     hand_over(in_register_order(dq), memory, ds_slot, W, OPTIONS)
     if OPTIONS.MASK_AHEAD:  # into the registers that dQ had
         mask = mask_of_block(inputs.biases, head.biases, m_after, OPTIONS, S_L)
     s_t = issue_scores(memory, following, ahead.left > 1, W, OPTIONS, S_L)
-    dk = warpgroup_mma_wait(1, deps=(dk_t,))
+    dk = await_gradient(dk_t, PANELS)
     release(memory, slot.place, OPTIONS)
     state = State(dk, dv, following, next_slot(ds_slot, 2))
     return Ahead(s_t, ahead.left - 1), state, mask

@@ -169,6 +169,8 @@ class Options(NamedTuple):
     PANELS: int
     V_PANELS: int
     """Panels of 64 columns of Q and K, and of V and dO, of heads wider than 128; others have one of all columns."""
+    TAIL: int
+    """Columns beyond 64 that products take of heads of 65 to 96 columns, whose tiles have 128; 0 of all others."""
     CAUSAL: bool
     """Tiles of a diagonal differ in length."""
     GENERAL: bool

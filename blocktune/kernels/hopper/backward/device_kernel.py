@@ -61,7 +61,8 @@ def flash_bwd_hopper_kernel(
     # [2, BLOCK_N, BLOCK_M]
     ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], DS_L)
     # [2 * DQ_SLOTS, a part of BLOCK_M * head_dim]
-    DQ: gl.constexpr = [2 * OPTIONS.DQ_SLOTS] + dq_desc.block_type.shape  # noqa: RUF005
+    PART: gl.constexpr = [64, 64] if OPTIONS.TAIL else dq_desc.block_type.shape
+    DQ: gl.constexpr = [2 * OPTIONS.DQ_SLOTS] + PART  # noqa: RUF005
     dq_smem = gl.allocate_shared_memory(gl.float32, DQ, dq_desc.layout)
     # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)

@@ -42,6 +42,7 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     added_rows,
     adds_registers,
+    ahead_switches,
     bytes_beside_dq,
     descriptor_width,
     dq_bytes,
@@ -58,6 +59,9 @@ from blocktune.kernels.hopper.backward.layout import (
     keys_of_block,
     panels,
     runs_ahead,
+    sums_part,
+    tail_of,
+    tile_width,
     width_of,
     width_v,
 )
@@ -148,6 +152,8 @@ class FlashBackwardHopper(AttentionKernel):
                 f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "
                 f"{own['named_barriers']}.",
             )
+        if tail_of(shape) and not runs_ahead(shape, config):
+            return (f"{ahead_switches(shape)} of {self.name} must hold for heads of 65 to 96 columns, but got {own}.",)
         if features.softcap and own["fold_lse"]:
             return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
         if features.dropout and not own["fold_delta"]:
@@ -177,7 +183,7 @@ class FlashBackwardHopper(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return at head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full;
         others start from that, wider heads with as many stages as fit."""
-        stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
+        stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if tile_width(shape) == 128 else (3, 0, 1, 3)
         if is_wide(shape):
             stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
@@ -202,7 +208,7 @@ class FlashBackwardHopper(AttentionKernel):
         Of wider heads than 128 with 64 keys they share the products, exchange P too, and have one slot of dO less; dQ
         leaves panel by panel. In a fixed order dQ of two steps may be on its way."""
         m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
-        d, d_v = width_of(shape), width_v(shape)
+        d, d_v = (width_of(shape), width_v(shape)) if is_wide(shape) else (tile_width(shape),) * 2
         shared = is_wide(shape) and not has_halves(shape)  # products, not keys
         exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if shared else []
         columns_out = 2 * PANEL if is_wide(shape) else d
@@ -288,7 +294,7 @@ class FlashBackwardHopper(AttentionKernel):
         before |= {"stride_lb": shape.num_heads * shape.seqlen_q, "stride_lh": shape.seqlen_q}
         before |= example_row_biases(shape) | named_in_units(of_rows)
         before |= {"HEAD_DIM_V": shape.head_dim_v, "BLOCK_M": BLOCK_M, "ADDITIVE": mask_code(shape) == 2}
-        after |= common | named_in_units(of_sums) | {"programs": rows.longest // BLOCK_M, "PART": dq_part(shape)}
+        after |= common | named_in_units(of_sums) | {"programs": rows.longest // BLOCK_M, "PART": sums_part(shape)}
         return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
@@ -345,6 +351,7 @@ def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
         DO_STAGES=config.num_stages - (is_wide(shape) and not has_halves(shape)),
         PANELS=qk_panels,
         V_PANELS=v_panels,
+        TAIL=tail_of(shape),
         **form_of(shape),
         FOLD_LSE=bool(own["fold_lse"]),
         FOLD_DELTA=bool(own["fold_delta"]),

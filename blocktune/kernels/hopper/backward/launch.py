@@ -24,7 +24,6 @@ from blocktune.kernels.hopper.backward.layout import (
     adds_registers,
     bounds_of,
     descriptor_width,
-    dq_part,
     is_deferred,
     is_plain,
     is_wide,
@@ -32,6 +31,8 @@ from blocktune.kernels.hopper.backward.layout import (
     keys_of_block,
     mask_bounds,
     scale_arguments,
+    sums_part,
+    tail_of,
     width_of,
 )
 from blocktune.kernels.hopper.backward.pre_and_post import (
@@ -198,7 +199,7 @@ class BackwardLaunch(BackwardLauncher):
         return partial(_described_part if is_wide(self.shape) else _described_sums, self.shape)
 
     def _after(self, dq: Any, pins: bool) -> Step:
-        shape, part, options = self.shape, dq_part(self.shape), {"num_warps": WARPS}
+        shape, part, options = self.shape, sums_part(self.shape), {"num_warps": WARPS}
         rows = Rows.of(shape, shape.seqlen_q)
         if is_plain(shape):
             rest = *dq.stride()[:3], shape.num_heads, shape.seqlen_q, shape.head_dim, part, is_deferred(shape)
@@ -221,7 +222,8 @@ class BackwardLaunch(BackwardLauncher):
         blocks = gradient_blocks(shape)
         constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.options.PARTS, unit
         rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
-        grid = 2 * blocks * shape.num_heads_kv * shape.batch, 2
+        sides = width_of(shape) // (tail_of(shape) or width_of(shape) // 2)
+        grid = sides * blocks * shape.num_heads_kv * shape.batch, 2
         return (Step(join_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins),)
 
     def _space(self, spaces: dict[int, tuple[Rows, Workspace]], tokens: int, mask: MaskPass) -> tuple[Rows, Workspace]:

@@ -19,8 +19,10 @@ WIDE_BLOCK_N = 64
 MIN_HALVED_TILES = 67
 """Tiles of 128 keys from which on they are taken: up to half as many as multiprocessors leave some of them idle, which
 tiles of 64 keys do not. Under a diagonal tiles have half the steps on average, and twice as many are needed."""
-WIDTHS = (64, 128, 192, 256)
+WIDTHS = (64, 80, 96, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
+TAILED_WIDTHS = (80, 96)
+"""Those that are no power of two, of tiles of 128 columns: 64 columns and a tail of 16 or 32."""
 WIDE = 192
 """The fewest columns of queries and keys where a head is wider than 128."""
 PANEL = 64
@@ -56,6 +58,17 @@ def width_of(shape: AttentionShape) -> int:
     """Return the columns of the products with queries and keys of this shape, whose heads `WIDTHS` hold."""
     least = WIDE if is_wide(shape) else shape.head_dim_v
     return next(width for width in WIDTHS if max(shape.head_dim, least) <= width)
+
+
+def tail_of(shape: AttentionShape) -> int:
+    """Return the columns of the products beyond 64 where heads have 65 to 96, else 0."""
+    width = width_of(shape)
+    return width - PANEL if width in TAILED_WIDTHS else 0
+
+
+def tile_width(shape: AttentionShape) -> int:
+    """Return the columns of tiles of queries and keys in shared memory."""
+    return 2 * PANEL if tail_of(shape) else width_of(shape)
 
 
 def width_v(shape: AttentionShape) -> int:
@@ -120,18 +133,23 @@ def panels(shape: AttentionShape) -> tuple[int, int]:
 
 def descriptor_width(shape: AttentionShape) -> int:
     """Return the columns that one copy moves."""
-    return PANEL if is_wide(shape) else width_of(shape)
+    return PANEL if is_wide(shape) else tile_width(shape)
 
 
 def dq_part(shape: AttentionShape) -> int:
     """Return the columns of the accumulator that holds a warpgroup's part of dq of 64 queries: queries where it is
-    transposed."""
+    transposed; with a tail, of the larger part."""
     return BLOCK_M // 2 if is_deferred(shape) else 64
+
+
+def sums_part(shape: AttentionShape) -> int:
+    """Return the columns of a part of the sums of dq, which are in the order of registers inside it."""
+    return tail_of(shape) or dq_part(shape)
 
 
 def added_rows(shape: AttentionShape) -> int:
     """Return the rows of 64 sums of dq that one copy adds to."""
-    return 32 if has_halves(shape) else dq_part(shape)
+    return 32 if has_halves(shape) else sums_part(shape)
 
 
 def dq_bytes(shape: AttentionShape) -> int:
@@ -140,10 +158,14 @@ def dq_bytes(shape: AttentionShape) -> int:
 
 
 def runs_ahead(shape: AttentionShape, config: KernelConfig) -> bool:
-    """Return whether scores of the next step are issued while dk of this one runs: at a width of 128 with the switches
-    of the default config."""
-    switches = {"fold_lse": not shape.features.softcap, "fold_delta": 1, "named_barriers": 3, "persistent": 1}
-    return width_of(shape) == 128 and switches.items() <= config.parameters.items()
+    """Return whether scores of the next step are issued while dk of this one runs: tiles of 128 columns with the
+    switches of the default config."""
+    return tile_width(shape) == 128 and ahead_switches(shape).items() <= config.parameters.items()
+
+
+def ahead_switches(shape: AttentionShape) -> dict[str, int]:
+    """Return the switches of a config whose scores run ahead."""
+    return {"fold_lse": int(not shape.features.softcap), "fold_delta": 1, "named_barriers": 3, "persistent": 1}
 
 
 def is_added_apart(shape: AttentionShape, persistent: bool) -> bool:
@@ -170,7 +192,7 @@ def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:
 def bytes_beside_dq(shape: AttentionShape, num_stages: int) -> int:
     """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS. Of a wide head
     one of dS, one of float32 P, and a stage less of dO and its statistic, unless a warpgroup owns half of its keys."""
-    row_bytes = width_of(shape) * shape.element_bytes
+    row_bytes = tile_width(shape) * shape.element_bytes
     if has_halves(shape):
         per_query = (width_of(shape) + width_v(shape)) * shape.element_bytes + 2 * FLOAT32_BYTES
         return (BLOCK_N + num_stages * BLOCK_M) * per_query + 2 * BLOCK_N * BLOCK_M * shape.element_bytes
@@ -193,13 +215,13 @@ def is_plain(shape: AttentionShape) -> bool:
     """Return whether all tiles are whole, and nothing is masked but the diagonal of equal lengths."""
     square = shape.causal is Causal.NONE or shape.seqlen_q == shape.seqlen_k
     whole = shape.seqlen_q % LENGTH_DIVISOR == 0 and shape.seqlen_k % LENGTH_DIVISOR == 0
-    exact = shape.head_dim == shape.head_dim_v == width_of(shape) <= 128
+    exact = shape.head_dim == shape.head_dim_v == width_of(shape) in (64, 128)
     return square and whole and exact and not shape.features
 
 
 def is_short(shape: AttentionShape) -> bool:
     """Return whether tiles are short for lack of queries, without features, which take the registers of both tiles."""
-    return width_of(shape) == 128 and shape.seqlen_q * shape.group_size <= SHORT_WALK and not shape.features
+    return tile_width(shape) == 128 and shape.seqlen_q * shape.group_size <= SHORT_WALK and not shape.features
 
 
 def form_of(shape: AttentionShape) -> dict[str, Any]:
@@ -208,7 +230,7 @@ def form_of(shape: AttentionShape) -> dict[str, Any]:
     general, varlen, listed, bounded = not is_plain(shape), features.varlen, is_listed(shape), is_bounded(shape)
     has_diagonal = bounded or left != UNLIMITED or features.alibi
     apart = not (bounded or left != UNLIMITED or features.deterministic or listed)
-    together = GROUPED_TILES if width_of(shape) == 128 and shape.group_size > 1 else 1
+    together = GROUPED_TILES if tile_width(shape) == 128 and shape.group_size > 1 else 1
     return {
         "CAUSAL": shape.causal is not Causal.NONE,
         "GENERAL": general,

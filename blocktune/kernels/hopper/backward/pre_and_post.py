@@ -143,7 +143,7 @@ def prepare_rows_kernel(
     """
     stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
-    whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
+    whole: tl.constexpr = 256 if WIDTH > 128 else 128 if WIDTH > 64 else 64  # a power of two
     program = tl.program_id(0)
     if program == 0:
         tl.store(counter, 0)
@@ -234,8 +234,9 @@ def join_parts_kernel(
 ):  # fmt: skip
     """Write dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
 
-    A program for half of the columns of 64 keys: (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv.
-    blocks: of 64 keys of a head, whole tiles. cu_k: where packed sequences of keys begin, or None.
+    A program for half of the columns of 64 keys, or of 65 to 96 columns for as many as those beyond 64 are:
+    (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv. blocks: of 64 keys of a head, whole tiles. cu_k:
+    where packed sequences of keys begin, or None.
     """
     stride_kb, stride_kh, stride_km = in_elements(stride_kb, stride_kh, stride_km, UNIT)
     stride_vb, stride_vh, stride_vm = in_elements(stride_vb, stride_vh, stride_vm, UNIT)
@@ -257,16 +258,17 @@ def join_parts(
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write scale * the sum of one gradient's PARTS."""
-    HALF: tl.constexpr = WIDTH // 2
+    HALF: tl.constexpr = WIDTH - 64 if WIDTH > 64 and WIDTH < 128 else WIDTH // 2
+    SIDES: tl.constexpr = WIDTH // HALF
     program = tl.program_id(0)
-    side = program % 2
-    block = program // 2 % blocks
-    batch_head = (program // 2 // blocks).to(tl.int64)
+    side = program % SIDES
+    block = program // SIDES % blocks
+    batch_head = (program // SIDES // blocks).to(tl.int64)
     places = tl.arange(0, 64 * HALF)
     # [64 * HALF]
     x = tl.zeros([64 * HALF], tl.float32)
     for part in tl.static_range(PARTS):
-        first = ((batch_head * PARTS + part) * blocks + block) * 2 + side
+        first = ((batch_head * PARTS + part) * blocks + block) * SIDES + side
         x += tl.load(sums + first * (64 * HALF) + places)
     x = tl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])  # as in `finish_kernel`
     # [64, HALF]

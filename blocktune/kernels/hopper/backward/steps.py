@@ -33,12 +33,15 @@ from blocktune.kernels.hopper.common.slots import Slot, next_slot
 
 
 class Layouts(NamedTuple):
-    """Register layouts of a warpgroup: scores, gradients of keys, its half of dQ, and P as an operand."""
+    """Register layouts of a warpgroup: scores, gradients of keys, its half of dQ, and P as an operand; and, with TAIL,
+    gradients beyond 64 columns and P as an operand of these."""
 
     scores: Any
     gradients: Any
     dq: Any
     p: Any
+    tail: Any
+    tail_p: Any
 
 
 class Operands(NamedTuple):
@@ -50,7 +53,7 @@ class Operands(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a step leaves to the next one: the sums of dK and dV, the next slot of Q and dO and that of dS."""
+    """What a step leaves to the next one: the panels of dK and dV, the next slot of Q and dO and that of dS."""
 
     dk: Any
     dv: Any
@@ -59,15 +62,18 @@ class State(NamedTuple):
 
 
 @gluon.constexpr_function
-def layouts_of(options, width):
-    """Return the layouts of heads of `width` columns."""
-    columns = options.BLOCK_M, width, options.BLOCK_M // 2 if options.DEFER else width // 2
-    scores, gradients, dq = (
+def layouts_of(options, width, w):
+    """Return the layouts of warpgroup `w` for tiles of `width` columns."""
+    tail = options.TAIL
+    of_dq = (64, tail)[w] if tail else options.BLOCK_M // 2 if options.DEFER else width // 2
+    columns = options.BLOCK_M, 64 if tail else width, of_dq, tail or width
+    scores, gradients, dq, rest = (
         gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, count, 16])
         for count in columns
     )
+    p, rest_p = gl.DotOperandLayout(0, gradients, 2), gl.DotOperandLayout(0, rest, 2)
     # as constexprs, since Triton makes these of numbers alone where they are arguments
-    return Layouts(*map(gl.constexpr, (scores, gradients, dq, gl.DotOperandLayout(0, gradients, 2))))
+    return Layouts(*map(gl.constexpr, (scores, gradients, dq, p, rest, rest_p)))
 
 
 @gluon.jit
@@ -183,10 +189,11 @@ def issue_dq(all_k, ds, W: gl.constexpr, OPTIONS: gl.constexpr, DQ_L: gl.constex
         zeros = gl.zeros([all_k.shape[0], BLOCK_M // 2], gl.float32, DQ_L)
         return warpgroup_mma(all_k, half, zeros, use_acc=False, is_async=True)
     else:  # dQ = dS K
-        D: gl.constexpr = all_k.shape[1]
-        # [BLOCK_M, head_dim / 2]
-        half = all_k.slice(W * (D // 2), D // 2, dim=1)
-        zeros = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ_L)
+        TAIL: gl.constexpr = OPTIONS.TAIL
+        COLUMNS: gl.constexpr = (64, TAIL)[W] if TAIL else all_k.shape[1] // 2
+        # [BLOCK_M, head_dim / 2], or with TAIL a panel
+        half = all_k.slice(W * (64 if TAIL else COLUMNS), COLUMNS, dim=1)
+        zeros = gl.zeros([BLOCK_M, COLUMNS], gl.float32, DQ_L)
         return warpgroup_mma(ds.permute((1, 0)), half, zeros, use_acc=False, is_async=True)
 
 
@@ -260,7 +267,7 @@ def step(
             operands.v, memory.do.index(slot.place).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True
         )
     # [KEYS, head_dim]
-    dv_t = warpgroup_mma(p_low, memory.do.index(slot.place), state.dv, is_async=True)
+    dv_t = warpgroup_mma(p_low, memory.do.index(slot.place), state.dv[0], is_async=True)
     if OPTIONS.DEFER:
         dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
     else:
@@ -279,19 +286,19 @@ def step(
     send_ds(memory, ds_slot.place, W, OPTIONS)
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     if OPTIONS.DEFER:
-        dk_t = warpgroup_mma(ds_low, q, state.dk, is_async=True)
+        dk_t = warpgroup_mma(ds_low, q, state.dk[0], is_async=True)
         if later:
             give_dq(dq, inputs, head.row + before, slot_before(ds_slot), W, OPTIONS)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
         await_ds(memory, ds_slot, W, OPTIONS)
         dq_t = issue_dq(operands.all_k, memory.ds.index(ds_slot.place), W, OPTIONS, LAYOUTS.dq)
-        dk_t = warpgroup_mma(ds_low, q, state.dk, is_async=True)
+        dk_t = warpgroup_mma(ds_low, q, state.dk[0], is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
         give_dq(dq, inputs, head.row + m, ds_slot, W, OPTIONS)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
     release(memory, slot.place, OPTIONS)
-    return State(dk=dk, dv=dv, slot=next_slot(slot, OPTIONS.STAGES), ds=next_slot(ds_slot, 2))
+    return State(dk=(dk,), dv=(dv,), slot=next_slot(slot, OPTIONS.STAGES), ds=next_slot(ds_slot, 2))
 
 
 @gluon.jit

@@ -40,6 +40,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     rotate,
     walk_of_head,
 )
+from blocktune.kernels.hopper.backward.columns import panel_of, scaled, two_panels
 from blocktune.kernels.hopper.backward.steps import (
     Operands,
     State,
@@ -193,9 +194,35 @@ def walk_head(
 
 
 @gluon.jit
-def put_partial(gradient, desc, memory, block):
+def put_partial(panels, desc, memory, block, OPTIONS: gl.constexpr):
     """Write a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
-    accumulator registers: one half of its columns after the other."""
+    accumulator registers: one half of its columns after the other, or with TAIL one panel."""
+    if OPTIONS.TAIL:
+        put_partial_panels(panels, desc, memory, block)
+    else:
+        put_partial_halves(panels[0], desc, memory, block)
+
+
+@gluon.jit
+def put_partial_panels(panels, desc, memory, block):
+    """Write 64 columns and then those beyond them, by copies of as many columns as these are."""
+    TAIL: gl.constexpr = panels[1].shape[1]
+    first = block * (64 + TAIL)
+    tma.store_wait(0)
+    memory.store(in_register_order(panels[0]))
+    fence_async_shared()
+    for part in gl.static_range(64 // TAIL):
+        copy_out(desc, [first + part * TAIL, 0], memory.slice(part * TAIL, TAIL))
+    tma.store_wait(0)
+    rest = memory.slice(0, TAIL)
+    rest.store(in_register_order(panels[1]))
+    fence_async_shared()
+    copy_out(desc, [first + 64, 0], rest)
+
+
+@gluon.jit
+def put_partial_halves(gradient, desc, memory, block):
+    """Write the low columns and then the high ones."""
     HALF: gl.constexpr = gradient.shape[1] // 2
     # [2, HALF, 64]
     x = gl.reshape(in_register_order(gradient), [2, HALF, 64])
@@ -219,10 +246,11 @@ def gradient_place(memory, place, D: gl.constexpr):
 
 
 @gluon.jit
-def put_gradient(gradient, rows, key, staging):
+def put_gradient(panels, rows, key, staging, OPTIONS: gl.constexpr):
     """Write a gradient of 64 keys from `key` on by way of memory of dQ."""
-    # [64, head_dim]
-    staging.store(gradient.to(rows.desc.dtype))
+    # panels of [64, head_dim]
+    for panel in gl.static_range(len(panels)):
+        panel_of(staging, panel, OPTIONS).store(panels[panel].to(rows.desc.dtype))
     fence_async_shared()
     store_panel(rows, key, 0, staging)
 
@@ -231,12 +259,13 @@ def put_gradient(gradient, rows, key, staging):
 def put_apart(dk, dv, rows_k, rows_v, key, memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
     """Write dK and dV of 64 keys from `key` on by way of the two places of dQ, so that none waits for the other. dV
     leaves from where dQ left earlier. ds: of the step that comes next."""
+    D: gl.constexpr = memory.k.shape[1]
     tma.store_wait(0)
     await_place(memory, ds, W, OPTIONS)
-    put_gradient(dv, rows_v, key, gradient_place(memory, dq_place(ds, W, OPTIONS), dv.shape[1]))
+    put_gradient(dv, rows_v, key, gradient_place(memory, dq_place(ds, W, OPTIONS), D), OPTIONS)
     ds = next_slot(ds, 2)
     await_place(memory, ds, W, OPTIONS)
-    put_gradient(dk, rows_k, key, gradient_place(memory, dq_place(ds, W, OPTIONS), dk.shape[1]))
+    put_gradient(dk, rows_k, key, gradient_place(memory, dq_place(ds, W, OPTIONS), D), OPTIONS)
 
 
 @gluon.jit
@@ -256,7 +285,7 @@ def consumer(tensors, memory, scaling, biases, sizes, W: gl.constexpr, OPTIONS: 
     Gradients of several query heads that share the keys are summed in registers."""
     D: gl.constexpr = memory.k.shape[1]
     SPREAD: gl.constexpr = OPTIONS.SHORT and OPTIONS.DQ_SLOTS == 2 and OPTIONS.PARTS == 1
-    LAYOUTS: gl.constexpr = layouts_of(OPTIONS, D)
+    LAYOUTS: gl.constexpr = layouts_of(OPTIONS, D, W)
     inputs = Inputs(tensors, memory, scaling, biases)
     staging = gradient_place(memory, W, D)
     keys, values = memory.k.slice(W * 64, 64, dim=0), memory.v.slice(W * 64, 64, dim=0)
@@ -270,9 +299,12 @@ def consumer(tensors, memory, scaling, biases, sizes, W: gl.constexpr, OPTIONS: 
     number, tile_slot = receive_first(memory.ring, tile_slot, OPTIONS)
     while number < key_tiles * sizes.batch_heads:
         tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
-        # [64, head_dim]
-        dk = gl.zeros([64, D], gl.float32, LAYOUTS.gradients)
-        dv = gl.zeros([64, D], gl.float32, LAYOUTS.gradients)
+        # panels of [64, head_dim]
+        if OPTIONS.TAIL:
+            dk, dv = two_panels(OPTIONS, LAYOUTS), two_panels(OPTIONS, LAYOUTS)
+        else:
+            dk = (gl.zeros([64, D], gl.float32, LAYOUTS.gradients),)
+            dv = (gl.zeros([64, D], gl.float32, LAYOUTS.gradients),)
         mbarrier.wait(memory.kv_full, kv_parity)
         kv_parity ^= 1
         operands = operands_of(keys, values, memory, OPTIONS, LAYOUTS)
@@ -300,15 +332,15 @@ def consumer(tensors, memory, scaling, biases, sizes, W: gl.constexpr, OPTIONS: 
         if OPTIONS.ADDERS and not SPREAD:
             await_last(memory, ds, W, OPTIONS)
         if SPREAD:
-            put_apart(dk * scaling.scale, dv, rows_k, rows_v, key, memory, ds, W, OPTIONS)
+            put_apart(scaled(dk, scaling.scale), dv, rows_k, rows_v, key, memory, ds, W, OPTIONS)
         elif OPTIONS.PARTS > 1:
             block = (tile.batch_head * key_tiles + tile.n) * 2 + W
-            put_partial(dv, tensors.dv, memory.dq.index(W), block)
-            put_partial(dk, tensors.dk, memory.dq.index(W), block)
+            put_partial(dv, tensors.dv, memory.dq.index(W), block, OPTIONS)
+            put_partial(dk, tensors.dk, memory.dq.index(W), block, OPTIONS)
         else:
             tma.store_wait(0)
-            put_gradient(dv, rows_v, key, staging)
-            dk = dk * scaling.scale
+            put_gradient(dv, rows_v, key, staging, OPTIONS)
+            dk = scaled(dk, scaling.scale)
             tma.store_wait(0)
-            put_gradient(dk, rows_k, key, staging)
+            put_gradient(dk, rows_k, key, staging, OPTIONS)
     tma.store_wait(0)

@@ -54,7 +54,7 @@ class Problem:
 @pytest.mark.parametrize("growth", [1.0, 6.0])
 @pytest.mark.parametrize("seqlen", [128, 384, 1152, 2048])
 @pytest.mark.parametrize("causal", MASKS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_are_right_and_keys_repeat_themselves(
     dtype: str, head_dim: int, causal: Causal, seqlen: int, growth: float
@@ -74,7 +74,7 @@ def test_gradients_are_right_and_keys_repeat_themselves(
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("causal", MASKS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_grouped_heads(head_dim: int, causal: Causal, layout: str) -> None:
     skip_elsewhere(KERNEL)
     for heads, heads_kv, seqlen in ((8, 2, 128), (6, 2, 640), (7, 1, 1152), (16, 8, 2048)):
@@ -85,7 +85,7 @@ def test_grouped_heads(head_dim: int, causal: Causal, layout: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", MASKS)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_groups_in_parts(head_dim: int, causal: Causal) -> None:
     """Gradients of keys and values are added up in the same order every time."""
     skip_elsewhere(KERNEL)
@@ -99,7 +99,7 @@ def test_groups_in_parts(head_dim: int, causal: Causal) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(128, 640), (1024, 256)])
 def test_lengths_that_differ_and_another_scale(head_dim: int, seqlen_q: int, seqlen_k: int) -> None:
     skip_elsewhere(KERNEL)
@@ -127,7 +127,7 @@ def test_every_switch_is_right(head_dim: int, causal: Causal) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_two_streams_do_not_take_each_other_s_tiles(head_dim: int) -> None:
     skip_elsewhere(KERNEL)
     problem = Problem(shape(head_dim, 1024, Causal.UPPER_LEFT, num_heads=16, num_heads_kv=16))
@@ -147,7 +147,7 @@ def test_two_streams_do_not_take_each_other_s_tiles(head_dim: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_a_graph_replays_beside_launches_of_another_stream(head_dim: int) -> None:
     skip_elsewhere(KERNEL)
     asked = shape(head_dim, 1024, Causal.UPPER_LEFT)

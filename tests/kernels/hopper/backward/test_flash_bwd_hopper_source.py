@@ -23,7 +23,6 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     adds_registers,
     bounds_of,
-    dq_part,
     dq_slots,
     is_deferred,
     is_plain,
@@ -31,6 +30,7 @@ from blocktune.kernels.hopper.backward.layout import (
     keys_of_block,
     runs_ahead,
     scale_arguments,
+    sums_part,
     width_of,
 )
 from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
@@ -148,7 +148,7 @@ def laid_by_keys(mask: torch.Tensor | None) -> tuple[Any, ...]:
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
     """dq from its sums, which are in the order of the accumulators' registers, by parts."""
-    part, width = dq_part(problem), width_of(problem)
+    part, width = sums_part(problem), width_of(problem)
     registers = sums.view(-1, part // 8, 4, 8, 4, 2, 2).permute(0, 2, 5, 3, 1, 4, 6).reshape(-1, 64, part)
     if is_deferred(problem):  # [block, half of the queries, columns, queries]
         blocks = registers.view(-1, 2, 64, part).permute(0, 1, 3, 2).reshape(-1, BLOCK_M, width)
@@ -220,7 +220,7 @@ def gradients_under(problem: AttentionShape, mask: torch.Tensor) -> list[torch.T
 @pytest.mark.few(6)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
 
@@ -289,7 +289,7 @@ def test_scores_that_run_ahead(length: int, programs: int) -> None:
 @pytest.mark.few(8)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize("others", ["window=70:9", "softcap", "window=100:-1 softcap"])
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 def test_masks_and_lengths(head_dim: int, others: str, order: str) -> None:
     check(shape_of(200, 301, head_dim, f"{order} {others}"))
 
@@ -297,7 +297,7 @@ def test_masks_and_lengths(head_dim: int, others: str, order: str) -> None:
 @pytest.mark.few(3)
 @pytest.mark.parametrize("features", ["", "window=100:40", "softcap"])
 @pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_groups_of_query_heads(head_dim: int, causal: Causal, features: str) -> None:
     """The first scores of a head that follows another one run ahead, too."""
     sizes = {"num_heads": 6, "num_heads_kv": 2}
@@ -323,7 +323,7 @@ def test_a_fixed_order_is_the_same_however_many_blocks_there_are(head_dim: int, 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize(("causal", "window"), [(LOWER_RIGHT, ""), (NO, "window=50:20")])
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 72, 96, 128, 192, 256])
 def test_packed_sequences(head_dim: int, causal: Causal, window: str, order: str) -> None:
     lengths = (70, 0, 33, 130, 64), (150, 64, 0, 130, 300)
     problem = shape_of(130, 300, head_dim, f"varlen {order} {window}", causal=causal, batch=5)

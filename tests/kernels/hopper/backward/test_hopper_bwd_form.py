@@ -338,8 +338,8 @@ def test_tiles_that_begin_together() -> None:
 
 
 def test_widths_and_blocks() -> None:
-    found = [width_of(shape(64, 64, head_dim=dim, head_dim_v=64)) for dim in (40, 64, 72, 128, 136, 192, 200, 256)]
-    assert found == [64, 64, 128, 128, 192, 192, 256, 256]
+    found = [width_of(shape(64, 64, head_dim=dim, head_dim_v=64)) for dim in (40, 64, 72, 88, 104, 136, 200, 256)]
+    assert found == [64, 64, 80, 96, 128, 192, 256, 256]
     assert width_of(shape(64, 64, head_dim=64, head_dim_v=128)) == 128
     pairs = {(192, 128): (192, 128), (64, 256): (192, 256), (256, 40): (256, 128), (64, 128): (128, 128)}
     for (dim, dim_v), columns in pairs.items():
