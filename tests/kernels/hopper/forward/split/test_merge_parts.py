@@ -34,7 +34,7 @@ def test_merge_is_the_weighted_mean(seqlen_q: int, head_dim_v: int, parts: int) 
 
 @runs
 def test_entries_of_the_output_may_be_far_apart() -> None:
-    """By more elements than an integer of 32 bits counts, in rows of 40 columns, whose strides are counted in eights."""
+    """By more elements than an integer of 32 bits counts, in rows of 40 columns, with strides counted in eights."""
     parts, seqlen_q, head_dim_v = 2, 3, 40
     strides = (1 << 31) + 8, head_dim_v, head_dim_v, 1
     memory = torch.empty(strides[0] + seqlen_q * head_dim_v, dtype=torch.float16, device=DEVICE)
