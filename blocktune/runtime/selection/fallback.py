@@ -33,8 +33,8 @@ FORWARD, PACKED = "flash_fwd_general", ("flash_fwd_hopper", "flash_fwd_general")
 """They split no keys, and compute each row alone. Tiles of the first depend on head dimensions and features alone."""
 
 MANY_KEYS, MANY_QUERIES = 1 << 16, 1 << 12
-"""With as many or more, the tiles of a default no longer depend on the number of keys. A packed sequence counts as one
-of that many queries."""
+"""Keys and queries of a packed sequence whose default is taken for every number of them: more keys change it as well,
+where 128 does not divide them."""
 
 
 class ConfigTable(WinnerTable):
@@ -211,7 +211,7 @@ def _alone(shape: AttentionShape) -> AttentionShape:
     """Return the shape that stands for this one in every batch: without a window, which is no bound over a short cache,
     and causal where sequences are packed, which a single query is not."""
     features = replace(shape.features, window=None)
-    alone = replace(shape, batch=1, seqlen_k=max(shape.seqlen_k, MANY_KEYS), features=features)
+    alone = replace(shape, batch=1, seqlen_k=MANY_KEYS, features=features)
     if not features.varlen:
         return alone
     return replace(alone, seqlen_q=MANY_QUERIES, causal=Causal.LOWER_RIGHT)

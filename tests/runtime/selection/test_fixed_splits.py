@@ -49,7 +49,7 @@ def test_one_config_serves_every_batch(cc: tuple[int, int], splits: int, queries
 def test_one_config_serves_every_length_of_the_cache(page: int, head_dim: int) -> None:
     """It is as long as the longest entry of the batch needs."""
     shape = replace(SHAPE, head_dim=head_dim, head_dim_v=head_dim, features=Features(cached=True, page_size=page))
-    lengths = (512, 2048, 8192, 131072)
+    lengths = (512, 2048, 8192, 100001, 131072)
     found = {tuple(fixed_splits(replace(shape, seqlen_k=keys), 8, limits_for((9, 0)))) for keys in lengths}
     assert len(found) == 1
     assert len({KERNEL.default_config(replace(shape, seqlen_k=keys), limits_for((9, 0))) for keys in lengths}) > 1
@@ -67,7 +67,7 @@ def test_a_window_that_no_key_is_outside_of_changes_nothing(window: tuple[int, i
 
 
 PACKED = replace(SHAPE, causal=Causal.LOWER_RIGHT, features=Features(cached=True, varlen=True, page_size=16))
-SIZES = [*itertools.product(BATCHES, (2, 16, 512, 4096, 32768), (512, 8192, 131072))]
+SIZES = [*itertools.product(BATCHES, (2, 16, 512, 4096, 32768), (512, 8192, 100001, 131072))]
 """Batches, queries and keys."""
 
 

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.tiles import in_elements
+
 ROWS = 16
 """Queries of a program."""
 WARPS = 4
@@ -43,7 +45,8 @@ def merge_parts_kernel(
     divisor = tl.where(is_seen, total, 1.0)
     acc = acc / divisor[:, None]
     batch, head = batch_head // num_heads, batch_head % num_heads
-    line = batch * (stride_ob * UNIT) + head * (stride_oh * UNIT) + row.to(tl.int64) * (stride_om * UNIT)
+    strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    line = batch * strides.batch + head * strides.head + row.to(tl.int64) * strides.row
     tl.store(Out + line[:, None] + column[None, :], acc.to(Out.dtype.element_ty), mask=inside)
     if Lse is not None:
         lse = tl.where(is_seen, top + tl.log(divisor), float("-inf"))
