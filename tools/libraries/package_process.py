@@ -31,7 +31,8 @@ def told_by(
     caches.mkdir(exist_ok=True)
     environment = {**os.environ, **caches_in(str(caches)), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
     environment |= {"FLAGGEMS_CACHE_DIR": str(caches / "flag-gems"), "BLOCKTUNE_AUTOTUNE": "0"}
-    environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), **variables}
+    path = os.pathsep.join(filter(None, (*map(str, paths), os.environ.get("PYTHONPATH"))))
+    environment |= {"PYTHONPATH": path, **variables}
     process = subprocess.Popen(
         [*program(f"libraries.{words[0]}"), *words[1:]],
         env=environment,
