@@ -92,7 +92,8 @@ def bench(
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 
-    others = {} if rivals is None else rivals_in(rivals)
+    with importable_from_here():
+        others = {} if rivals is None else rivals_in(rivals)
     device = current_device()
     if from_misses:
         shapes = missed_shapes(device, db)
