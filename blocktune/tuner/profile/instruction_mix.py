@@ -39,9 +39,9 @@ _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 class InstructionMix:
     """The instructions that one warp issues.
 
-    loop: by kind, in a round of the loop of the products.
+    loop: by kind, in a round of the loop of the products; empty where nothing loops.
     total: by kind, in the whole code, as it stands there.
-    reloads, stores: of spilled registers in that loop, by source line, the most first.
+    reloads, stores: of spilled registers in that loop, or in the whole code, by source line, the most first.
     """
 
     loop: dict[str, int]
@@ -54,7 +54,10 @@ class InstructionMix:
         """Count a listing."""
         loop = product_loop(code)
         return cls(
-            loop=_by_kind(loop), total=_by_kind(code), reloads=_by_line(loop, "LDL"), stores=_by_line(loop, "STL")
+            loop=_by_kind(loop) if len(loop) < len(code) else {},
+            total=_by_kind(code),
+            reloads=_by_line(loop, "LDL"),
+            stores=_by_line(loop, "STL"),
         )
 
     def to_json(self) -> dict[str, Any]:
