@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.torch_version import TorchVersion
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
+from torch.torch_version import TorchVersion
 
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
