@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -78,10 +78,14 @@ def instruction_mix(
         triton.errors.TritonError: the compiler rejects the config.
         RuntimeError: the code cannot be listed.
     """
+    return mix_of(kernel.compile_spec(config, shape), limits.cc)
+
+
+def mix_of(spec: CompileSpec, cc: tuple[int, int]) -> InstructionMix:
+    """Return the mix of what a spec compiles to; raises what `instruction_mix` does."""
     from triton import knobs
 
-    compiled = compiled_code(kernel.compile_spec(config, shape), limits.cc)
-    return InstructionMix.of(disassemble(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path))
+    return InstructionMix.of(disassemble(compiled_code(spec, cc).asm["cubin"], knobs.nvidia.nvdisasm.path))
 
 
 def kind_of(instruction: Instruction) -> str:
