@@ -46,8 +46,8 @@ def diff(
     if _KERNEL.fullmatch(before) and not Path(before).exists():
         diff_kernel(before, after, choose_device(device), db, as_json=as_json)
         return
-    if device is not None or db is not None:
-        raise UsageError(f"`--device` and `--db` are of MODULE:KERNEL, but A is {before}. Leave them out.")
+    if device is not None:
+        raise UsageError(f"`--device` is of MODULE:KERNEL, but A is {before}. Leave it out.")
 
     from blocktune.db.exchange.differences import differences
     from blocktune.db.exchange.merging import winner_key

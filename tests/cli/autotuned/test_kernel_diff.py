@@ -121,7 +121,7 @@ def test_without_winners_sources_are_compared(tune: Any, write: Callable[[str], 
         ((KERNEL, "broken.py"), f"{KERNEL} of broken.py cannot be loaded: ZeroDivisionError"),
         ((KERNEL, "empty.py"), f"{KERNEL} of empty.py cannot be loaded: AttributeError"),
         (("no.module:f", "HEAD"), "no.module:f cannot be imported"),
-        (("broken.py", "empty.py", "--device", "h200"), "`--device` and `--db` are of MODULE:KERNEL"),
+        (("broken.py", "empty.py", "--device", "h200"), "`--device` is of MODULE:KERNEL"),
     ],
 )
 def test_wrong_use_is_refused(tune: Any, write: Callable[[str], Path], command: tuple[str, ...], message: str) -> None:
