@@ -140,7 +140,9 @@ def test_sizes_come_from_calls_that_had_to_wait(tune: Any, tmp_path: Path, monke
     assert [run["shape"]["key"]["n"] for run in json.loads(done.stdout)["runs"]] == [2048, 1000]
 
 
-def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path) -> None:
+def test_list_best_explain_verify_and_export_know_it(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = ("--device", "h200")
     assert f"{KERNEL} n=1000 (fp32 float) 8 programs scale_kernel BLOCK=256" in words(tuned("list", *device).output)
     assert len(json.loads(tuned("list", "--json").stdout)["kernels"]) == 2
@@ -159,6 +161,8 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     (_, code) = json.loads(tuned("explain", KERNEL, *device, "--json").stdout)["winners"]
     assert code["instructions"]["total"]["global memory"] == 2
     assert code["shared_accesses"]["conflict_share"] == 0
+    monkeypatch.setattr("blocktune.tuner.report.importance.FEWEST", 6)
+    assert "among the fastest tenth: BLOCK " in words(tuned("explain", KERNEL, *device).output)
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
     assert "with the values given, which were not measured" in changed
     assert "exact" in words(tuned("verify", KERNEL).output)
@@ -175,7 +179,8 @@ def test_a_report_shows_it(tuned: Any, tmp_path: Path, monkeypatch: pytest.Monke
     code = re.search(r'id="data">([A-Za-z0-9+/=]*)<', out.read_text(encoding="utf-8"))
     assert code is not None
     shown = json.loads(gzip.decompress(base64.b64decode(code[1])))["kernels"]
-    assert [(each["kernel"], each["time_us"], each["configs"]) for each in shown] == [(KERNEL, 110.0, 6)] * 2
+    facts = [(each["kernel"], each["time_us"], each["configs"], each["importance"]) for each in shown]
+    assert facts == [(KERNEL, 110.0, 6, "")] * 2  # six configs do not tell what decides
     assert {each["key"] for each in shown} == {"n=1000 (fp32 float) 8 programs", "n=2048 (fp32 float) 16 programs"}
 
 
