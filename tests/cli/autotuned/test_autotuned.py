@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.compiler import compile_here
 from blocktune.tuner.drop_in.autotune import autotune
+from blocktune.tuner.drop_in.request import LaunchRequest
+from blocktune.tuner.profile import target
+from blocktune.tuner.profile.counters import TIME
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import scale_kernel
+from tests.support.models.counters import raw_page
 from tests.support.triton_modes import compiled_here
 from tests.tuner.drop_in.conftest import H200
+from tests.tuner.profile.test_nsight_compute import install
 
 pytestmark = compiled_here
 
@@ -284,3 +290,38 @@ def test_a_config_that_does_not_compile_is_a_row_with_its_reason(tune: Any, monk
     errors = {each["parameters"]["BLOCK"] for each in found if "error" in each}
     assert errors == {256}
     assert "too many registers" in tune("occupancy", KERNEL, *SIGNATURE).stdout
+
+
+def test_a_profile_shows_what_ncu_counts_of_the_winner(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("profile", KERNEL, *ARGS, "--grid", "n=1000")
+    elsewhere = tuned(*command, "--device", "a100")
+    assert elsewhere.exit_code == 4
+    assert "so no counters of tests.support" in words(elsewhere.stderr)
+    monkeypatch.setattr("blocktune.cli.explain.kernel_profile.is_present", lambda device: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Nsight Compute is missing: `ncu` is not on the PATH" in words(tuned(*command, "--device", "h200").stderr)
+    told = install(tmp_path, monkeypatch, raw_page([("scale_kernel", {TIME: ("ns", "1,500")})]))
+    shown = tuned(*command, "--device", "h200")
+    assert shown.exit_code == 0, shown.output
+    assert f"scale_kernel counted {TIME} 1.50" in words(shown.stdout).replace("─", "").replace("  ", " ")
+    task = json.loads(json.loads(told.read_text())[-1])
+    assert task["config"]["parameters"] == {"BLOCK": 256, "num_stages": 3, "num_warps": 2}
+    assert LaunchRequest.from_json(task["request"]).sizes == (("n", 1000),)
+    unknown = tuned("profile", KERNEL, *ARGS, "--grid", "n=999999", "--device", "h200")
+    assert "No winner of scale_kernel n=999999 is known on NVIDIA H200" in words(unknown.stderr)
+
+
+def test_the_process_under_ncu_has_one_launch_in_sight(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda: seen.append(len(gpu.launches)))
+    request = LaunchRequest(kernel=KERNEL, arguments=ARGS[1], sizes=(("n", 1000),))
+    config = LaunchConfig(KERNEL, (("BLOCK", 512), ("num_stages", 3), ("num_warps", 4)))
+    task = {"request": request.to_json(), "config": config.to_json()}
+    monkeypatch.setattr(sys, "argv", ["target", json.dumps(task)])
+    target.main()
+    assert seen == [1, 2]
+    assert [launch.arguments["BLOCK"] for launch in gpu.launches] == [512, 512]
