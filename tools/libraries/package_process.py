@@ -30,7 +30,7 @@ def told_by(
     """
     caches.mkdir(exist_ok=True)
     environment = {**os.environ, **caches_in(str(caches)), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
-    environment |= {"FLAGGEMS_CACHE_DIR": str(caches / "flag-gems"), "BLOCKTUNE_AUTOTUNE": "0"}
+    environment |= {"FLAGGEMS_CACHE_DIR": str(caches / "flag-gems"), "GEMS_VENDOR": "nvidia", "BLOCKTUNE_AUTOTUNE": "0"}
     path = os.pathsep.join(filter(None, (*map(str, paths), os.environ.get("PYTHONPATH"))))
     environment |= {"PYTHONPATH": path, **variables}
     process = subprocess.Popen(

@@ -41,7 +41,7 @@ def profile(
     flags: ShapeFlags | None,
     autotuned: KernelName = None,
     make_args: ArgumentsOf = None,
-    grid: Annotated[str | None, typer.Option("--grid", help="Sizes of MODULE:KERNEL, as in 'M=512 N=4096'.")] = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Its sizes, as in 'M=512 N=4096'.")] = None,
     kernel: DefaultOf = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
@@ -65,14 +65,14 @@ def profile(
 
     The config is chosen as in `tune explain`. It runs here under `ncu`, or its counters come from a file. --sass counts
     the instructions of one round of its loop by kind, and reloads of spilled registers by source line; this needs no
-    GPU. Of an autotuned kernel, the counters of the winner of one call are shown.
+    GPU. Of an autotuned kernel, it is the winner of one call.
 
     \b
     tune profile --seq 8192 --dim 64
     tune profile --seq 8192 --dim 64 --kernel flash_fwd --out h200.counters.csv
     tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from h200.counters.csv
     tune profile --seq 8192 --dim 64 --device h200 --sass
-    tune profile my_kernels:matmul --args my_kernels:make_args --grid "M=4096 N=4096 K=4096"
+    tune profile my_kernels:scale --args my_kernels:make_args --grid n=4096
     """
     spec = choose_device(device)
     if autotuned is not None:

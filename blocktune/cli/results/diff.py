@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import AnyBest
 
 _BEFORE = "A database (path or URL), an export or a frozen file; or MODULE:KERNEL."
-_AFTER = "The same; or a git revision or file that has another version of the kernel."
+_AFTER = "The same; or a git revision or file with another version of the kernel."
 _KERNEL = re.compile(r"[\w.]+:[\w.]+")
 COLUMNS = ("", "device", "shape", "before", "time", "after", "time", "after / before")
 
@@ -36,11 +36,11 @@ def diff(
     added: only the second one has the shape. removed: only the first one has it. config: another config won. retimed:
     the same config has another time, origin or software.
 
-    For an autotuned kernel, the version of B is compared with today's: source, winners, times and machine code.
+    Of a kernel, the version of B is compared with today's: source, winners, times and machine code.
 
     \b
     tune diff before.json after.json
-    tune diff h200.json ~/.local/share/blocktune/blocktune.db --json
+    tune diff h200.json fleet.db --json
     tune diff my_kernels:softmax HEAD~1
     """
     if _KERNEL.fullmatch(before) and not Path(before).exists():

@@ -52,8 +52,8 @@ def diff_kernel(name: str, place: str, device: "DeviceSpec", db: str | None, *, 
     from blocktune.tuner.offline.specialization import object_named
     from blocktune.tuner.offline.versions import kernel_version
 
-    with importable_from_here():
-        versions = {BEFORE: _Version.of(kernel_version(name, place)), AFTER: _Version.of(object_named(name))}
+    with importable_from_here(), kernel_version(name, place) as earlier:
+        versions = {BEFORE: _Version.of(earlier), AFTER: _Version.of(object_named(name))}
         known = [best for best, _ in stored_kernels(db, device, name)]
         keys = {label: _compared(versions, own, device) for label, own in _by_key(known, versions).items()}
     old, new = (version.text.splitlines() for version in versions.values())

@@ -161,7 +161,7 @@ class LineUp:
         before = copied_inputs(self._question) if self._rivals else []
         timed = take(launches, monitor)
         if before:
-            put_back(self._question, before)  # who changed them is told from the others by another run
+            put_back(self._question, before)  # another run of each shows who changed them
         for name in self._rivals:
             place = self._places[name]
             self._failures.setdefault(place, self._problem_afterwards(self._runs[place]))

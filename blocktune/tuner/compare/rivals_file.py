@@ -64,7 +64,7 @@ class Rival:
         """Return the function.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: nothing has this name, or it is no function.
         """
         found = object_named(self.function)
         if not callable(found):

@@ -1,9 +1,13 @@
 """Another version of an autotuned kernel: as a git revision, or another file, has its module."""
 
-import linecache
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,21 +16,26 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.offline.specialization import object_named
 
 
-def kernel_version(name: str, place: str) -> Any:
-    """Return the kernel `module:function` as a git revision or a file has it. What its module imports is of today.
+@contextmanager
+def kernel_version(name: str, place: str) -> Iterator[Any]:
+    """Yield the kernel `module:function` as a git revision or a file has it. What its module imports is of today.
 
     Raises:
         UsageError: there is no such kernel, revision or file, or the module of that version raises.
     """
     object_named(name)
     module, _, path = name.partition(":")
-    today = import_module(module)
-    source = Path(str(today.__file__))
-    text = Path(place).read_text(encoding="utf-8") if Path(place).is_file() else _text_at(source, place)
-    try:
-        return reduce(getattr, path.split("."), _module_of(today, f"{source}@{place}", text))
-    except Exception as error:  # whatever the code of a module raises
-        raise UsageError(f"{name} of {place} cannot be loaded: {type(error).__name__}: {error!s:.300}.") from error
+    with tempfile.TemporaryDirectory(prefix="blocktune-") as folder:  # Triton reads the source of functions later
+        file = Path(place)
+        if not file.is_file():
+            source = Path(str(import_module(module).__file__))
+            file = Path(folder, source.name)
+            file.write_text(_text_at(source, place), encoding="utf-8")
+        try:
+            kernel = reduce(getattr, path.split("."), _module_in(file, module))
+        except Exception as error:  # whatever the code of a module raises
+            raise UsageError(f"{name} of {place} cannot be loaded: {type(error).__name__}: {error!s:.300}.") from error
+        yield kernel
 
 
 def _text_at(source: Path, revision: str) -> str:
@@ -49,10 +58,11 @@ def _text_at(source: Path, revision: str) -> str:
     return shown.stdout
 
 
-def _module_of(today: ModuleType, place: str, text: str) -> ModuleType:
-    """Return a module of another text than today's; its functions have their source by the name of the place."""
-    linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
-    module = ModuleType(today.__name__, today.__doc__)
-    module.__dict__.update({"__file__": today.__file__, "__package__": today.__package__})
-    exec(compile(text, place, "exec"), module.__dict__)
+def _module_in(file: Path, name: str) -> ModuleType:
+    """Return the module of a file under a name, next to the one that has this name already."""
+    loader = SourceFileLoader(name, str(file))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None  # the loader is given
+    module = module_from_spec(spec)
+    loader.exec_module(module)
     return module
