@@ -31,6 +31,17 @@ def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:
     assert versions[:2] == ["Unreleased", PROJECT["version"]]
 
 
+def test_plugins_want_the_version_that_has_what_they_import() -> None:
+    before, plugins, _ = (ROOT / "CHANGELOG.md").read_text().partition("plugins of vLLM and SGLang")
+    section = re.findall(r"^## \[(.+?)\]", before, re.MULTILINE)[-1]
+    assert plugins
+    for path in sorted(ROOT.glob("integrations/*/pyproject.toml")):
+        requirements = map(Requirement, tomllib.loads(path.read_text())["project"]["dependencies"])
+        (wanted,) = (each for each in requirements if each.name == "blocktune")
+        assert len(wanted.specifier) == 1
+        assert wanted.specifier.contains(PROJECT["version"]) == (section != "Unreleased")
+
+
 def test_the_citation_names_the_package_as_it_is() -> None:
     citation = read("CITATION.cff")
     date = re.search(

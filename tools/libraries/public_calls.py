@@ -13,6 +13,8 @@ from torch.nn import functional
 
 CUDA, BF16, FP16 = "cuda", torch.bfloat16, torch.float16
 FP8 = torch.float8_e4m3fn
+LONG = 32_768
+"""Tokens of a second length, which the keys of fla's kernels do not tell from the first."""
 
 
 def _random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -24,18 +26,26 @@ def _back(out: Tensor | tuple[Tensor, ...]) -> None:
     first.backward(torch.ones_like(first))
 
 
-def fla_delta_rule() -> None:
+def fla_delta_rule(tokens: int = 512) -> None:
     from fla.ops.delta_rule import chunk_delta_rule
 
-    q, k, v = (_random(1, 512, 4, 128) for _ in range(3))
-    _back(chunk_delta_rule(q, k, v, torch.rand(1, 512, 4, device=CUDA, dtype=BF16), use_qk_l2norm_in_kernel=True))
+    q, k, v = (_random(1, tokens, 4, 128) for _ in range(3))
+    _back(chunk_delta_rule(q, k, v, torch.rand(1, tokens, 4, device=CUDA, dtype=BF16), use_qk_l2norm_in_kernel=True))
 
 
-def fla_gla() -> None:
+def fla_delta_rule_long() -> None:
+    fla_delta_rule(LONG)
+
+
+def fla_gla(tokens: int = 512) -> None:
     from fla.ops.gla import chunk_gla
 
-    q, k, v, gate = (_random(1, 512, 4, 128) for _ in range(4))
+    q, k, v, gate = (_random(1, tokens, 4, 128) for _ in range(4))
     _back(chunk_gla(q, k, v, functional.logsigmoid(gate)))
+
+
+def fla_gla_long() -> None:
+    fla_gla(LONG)
 
 
 def fla_norms() -> None:
@@ -213,7 +223,8 @@ def cut_cross_entropy() -> None:
 
 def flag_gems_operators() -> None:
     os.environ.setdefault("GEMS_VENDOR", "nvidia")  # else it looks for NVIDIA's tools
-    os.environ["FLAGGEMS_CACHE_DIR"] = tempfile.mkdtemp(prefix="flag-gems-")  # what was chosen before is not tuned
+    if "FLAGGEMS_CACHE_DIR" not in os.environ:  # what was chosen before is not tuned
+        os.environ["FLAGGEMS_CACHE_DIR"] = tempfile.mkdtemp(prefix="flag-gems-")
     import flag_gems
 
     x, y = (torch.randn(512, 1024, device=CUDA, dtype=FP16) for _ in range(2))
@@ -240,3 +251,6 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "flag-gems": (flag_gems_operators,),
 }
 """By the name of the package."""
+
+LONG_CALLS: dict[str, tuple[Call, ...]] = {"fla-core": (fla_delta_rule_long, fla_gla_long)}
+"""Calls of the second length, which come after those of the first."""

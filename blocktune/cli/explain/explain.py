@@ -83,16 +83,14 @@ def explain(
     With --call, every config of the kernels that a function launches is compiled for each --device, without a GPU.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
-    compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the
-    FlashAttention paper's heuristic. If measured and predicted time differ by more than a quarter, the model does not
-    explain the config: the command names no limit and gives no advice. A prediction has an error band, where 90 % of
-    measured times were; without a measurement, a band of more than a quarter or an unchecked device gives no advice.
+    compiled here, which needs no GPU. A measured time and the FlashAttention paper's heuristic stand next to the
+    prediction. If measured and predicted time differ by more than a quarter, the command names no limit and gives no
+    advice. A prediction has an error band, where 90 % of measured times were; without a measurement, a band of more
+    than a quarter or an unchecked device gives no advice.
 
     \b
     tune explain --seq 8192 --dim 64
     tune explain --seq 8192 --dim 128 --causal --device h200 --kernel flash_fwd --block-m 128 --block-n 64
-    tune explain --seq 8192 --dim 128 --direction backward
-    tune explain --seq 1 --seq-k 8192 --batch 8 --heads 32 --kv-heads 8 --dim 128
     tune explain my_kernels:softmax
     tune explain --call my_bench:step --device h200,a100 --fail-on spills
     """

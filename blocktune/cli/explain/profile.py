@@ -6,12 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.explain.kernel_profile import profile_kernel
 from blocktune.cli.offline.tables import print_mix
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.chosen_config import analyse_choice, choose_config
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
-from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
+from blocktune.cli.shared.kernel_arguments import ArgumentsOf
+from blocktune.cli.shared.kernels import KernelName
+from blocktune.cli.shared.options import (
+    AsJson,
+    Database,
+    DeviceName,
+    ShapeFlags,
+    kernel_instead,
+    require_flags,
+    with_optional_shape_flags,
+)
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
@@ -25,9 +36,12 @@ if TYPE_CHECKING:
     from blocktune.tuner.profile.instruction_mix import InstructionMix
 
 
-@with_shape_flags
+@with_optional_shape_flags
 def profile(
-    flags: ShapeFlags,
+    flags: ShapeFlags | None,
+    autotuned: KernelName = None,
+    make_args: ArgumentsOf = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Its sizes, as in 'M=512 N=4096'.")] = None,
     kernel: DefaultOf = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
@@ -51,15 +65,23 @@ def profile(
 
     The config is chosen as in `tune explain`. It runs here under `ncu`, or its counters come from a file. --sass counts
     the instructions of one round of its loop by kind, and reloads of spilled registers by source line; this needs no
-    GPU.
+    GPU. Of an autotuned kernel, it is the winner of one call.
 
     \b
     tune profile --seq 8192 --dim 64
     tune profile --seq 8192 --dim 64 --kernel flash_fwd --out h200.counters.csv
     tune profile --seq 8192 --dim 64 --kernel flash_fwd --device h200 --from h200.counters.csv
     tune profile --seq 8192 --dim 64 --device h200 --sass
+    tune profile my_kernels:scale --args my_kernels:make_args --grid n=4096
     """
-    shape, spec = flags.shape(), choose_device(device)
+    spec = choose_device(device)
+    if autotuned is not None:
+        if sass or from_file is not None or out is not None:
+            raise UsageError(f"`--sass`, `--from` and `--out` are of a shape, but not of {autotuned}. Leave them out.")
+        profile_kernel(kernel_instead(flags, autotuned), make_args, grid, spec, db, as_json=as_json)
+        return
+    flags = require_flags(flags)
+    shape = flags.shape()
 
     from blocktune.tuner.profile.counter_file import CounterFile
     from blocktune.tuner.profile.counters import Counters

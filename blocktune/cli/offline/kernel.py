@@ -87,6 +87,7 @@ def explain_kernel(
     from blocktune.tuner.offline.code import compiled_offline, spec_offline
     from blocktune.tuner.offline.specialization import object_named
     from blocktune.tuner.profile.launch_evidence import LaunchEvidence
+    from blocktune.tuner.report.importance import importance_text, kernel_importance
 
     found = require_kernels(db, device, name, with_trials=True)
     with importable_from_here():
@@ -98,13 +99,16 @@ def explain_kernel(
         spec = spec_offline(kernel, types, constants)
         evidence = LaunchEvidence.of(spec, best.shape.problem, device, code.resources.tensor_cores)
         key = {"key": dict(best.shape.problem.arguments), "time_us": best.time_us}
-        explained.append(key | code_json(code) | evidence.to_json())
+        importance = kernel_importance(trials)
+        explained.append(key | code_json(code) | evidence.to_json() | {"importance": importance})
         if not as_json:
             say(f"{best.shape.full_label} on {device.name}: {_source(best, given)}")
             say(str(code))
             say(evidence.words(None if _changes(best, given) else best.time_us))
             print_mix(evidence.mix)
             print_trials(trials)
+            if importance:
+                say(f"What decides whether a config is among the fastest tenth: {importance_text(importance)}.")
             say("")
     if as_json:
         print_json({"device": device.name, "winners": explained})

@@ -29,22 +29,27 @@ def print_config_tables(tables: "Sequence[OfflineTable]", *, brief: bool = False
 
 
 def print_mix(mix: "InstructionMix") -> None:
-    """Print the instructions of a warp by kind, and where the loop reloads and stores spilled registers."""
-    whole = sum(mix.loop.values())
+    """Print the instructions of a warp by kind, and where the loop, or code without one, reloads and stores spilled
+    registers."""
+    counted, where = (mix.loop, "in a round of the loop") if mix.loop else (mix.total, "in all of the code")
+    whole = sum(counted.values())
     print_table(
-        ("instructions of a warp", "in a round of the loop", "share", "in all of the code"),
-        [(kind, count, f"{100 * count / whole:.1f} %", mix.total[kind]) for kind, count in mix.loop.items()],
+        ("instructions of a warp", where, "share", *(["in all of the code"] if mix.loop else [])),
+        [
+            (kind, count, f"{100 * count / whole:.1f} %", *([mix.total[kind]] if mix.loop else []))
+            for kind, count in counted.items()
+        ],
     )
-    _print_lines("reloads of spilled registers", mix.reloads)
-    _print_lines("stores of spilled registers", mix.stores)
+    _print_lines("reloads of spilled registers", where, mix.reloads)
+    _print_lines("stores of spilled registers", where, mix.stores)
 
 
-def _print_lines(title: str, lines: Sequence[tuple[str, int]]) -> None:
+def _print_lines(title: str, where: str, lines: Sequence[tuple[str, int]]) -> None:
     """Print the lines with the most of something, and say how much is left out."""
     if not lines:
         return
     say("")
-    print_table((title, "in a round"), lines[:SHOWN_LINES])
+    print_table((title, where), lines[:SHOWN_LINES])
     rest = lines[SHOWN_LINES:]
     if rest:
         note(f"left out: {sum(count for _, count in rest)} {title}, at {len(rest)} other lines; --json has all")

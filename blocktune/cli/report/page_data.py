@@ -50,7 +50,7 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
         "throttled": {str(bit): words for bit, words in THROTTLED.items()},
         "sweeps": [_headline(sweep) for sweep in sources.sweeps],
         "winners": _winners(sources),
-        "kernels": [kernel_view(best) for best in sources.kernels],
+        "kernels": [kernel_view(*kernel) for kernel in sources.kernels],
         "rungs": _rungs(sources, layers),
         "misses": [view for device in sources.devices for view in misses_view(device, sources.misses)],
         "differences": _differences(sources),

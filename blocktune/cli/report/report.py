@@ -10,6 +10,7 @@ import typer
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json
 from blocktune.cli.report.sources import Sources, read_sources, shipped_counters, shipped_documents
+from blocktune.cli.shared.kernels import trials_of
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_optional_shape_flags
 from blocktune.cli.shared.stores import existing_store
@@ -94,7 +95,7 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
 
     if store is not None:
         sources.winners += store.bests()
-        sources.kernels += store.kernel_bests()
+        sources.kernels += [(best, trials_of(store, best)) for best in store.kernel_bests()]
         sources.sweeps += sweeps_of(store.trials())
     sources.add_shipped_winners(list(shipped_winners()))
     sources.documents += shipped_documents()

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.bands import predicted_text
+from blocktune.tuner.report.importance import importance_text, kernel_importance
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import WinnerDifference
-    from blocktune.db.records.records import Best, KernelBest
+    from blocktune.db.records.records import Best, KernelBest, KernelTrial
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.runtime.store_reader.sources import ConfigSource
 
 View = dict[str, Any]
 
 
-def kernel_view(best: "KernelBest") -> View:
-    """Return the winner of an autotuned kernel with what it was compared with."""
+def kernel_view(best: "KernelBest", trials: "Sequence[KernelTrial]") -> View:
+    """Return the winner of an autotuned kernel with what it was compared with, and which parameters decide."""
     return {
         "kernel": best.config.kernel,
         "key": best.shape.label,
@@ -27,6 +28,7 @@ def kernel_view(best: "KernelBest") -> View:
         "default": "" if best.default is None else best.default.label.partition(" ")[2],
         "over_default": best.speedup_over_default,
         "configs": best.trials,
+        "importance": importance_text(kernel_importance(trials)),
     }
 
 

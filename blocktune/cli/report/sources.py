@@ -19,7 +19,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.selection.miss_file import Miss
 
 if TYPE_CHECKING:
-    from blocktune.db.records.records import Best, KernelBest
+    from blocktune.db.records.records import Best, KernelBest, KernelTrial
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.tuner.lab.sweep_file import Sweep
     from blocktune.tuner.profile.counter_file import CounterFile
@@ -42,7 +42,7 @@ class Sources:
     """All that goes into one report.
 
     shipped: how many of the winners, the last ones, come with the package.
-    kernels: the winners of autotuned kernels.
+    kernels: the winners of autotuned kernels, with the trials of each.
     misses: how often the user's own calls found no measurement, by device and shape.
     counters: what Nsight Compute counted, by the name of the file.
     before: the winners of another store to compare with, None for no comparison.
@@ -52,7 +52,7 @@ class Sources:
     winners: "list[Best]" = field(default_factory=list)
     shipped: int = 0
     documents: list[Document] = field(default_factory=list)
-    kernels: "list[KernelBest]" = field(default_factory=list)
+    kernels: "list[tuple[KernelBest, list[KernelTrial]]]" = field(default_factory=list)
     misses: Mapping[Miss, int] = field(default_factory=dict)
     counters: "dict[str, CounterFile]" = field(default_factory=dict)
     before: "list[Best] | None" = None

@@ -28,10 +28,10 @@ def stored_kernels(
     with existing_store(db) as store:
         known = store.kernel_bests(device) if store else []
         bests = [best for best in known if fnmatch.fnmatchcase(best.config.kernel, name or "*")]
-        return [(best, _trials(store, best) if store and with_trials else []) for best in bests]
+        return [(best, trials_of(store, best) if store and with_trials else []) for best in bests]
 
 
-def _trials(store: "ResultStore", best: "KernelBest") -> "list[KernelTrial]":
+def trials_of(store: "ResultStore", best: "KernelBest") -> "list[KernelTrial]":
     """Return the trials of a winner's calls with its source and software, the fastest first."""
     found = store.trials(
         best.device, best.shape.of_any_list, environment=best.environment, kernel_hash=best.kernel_hash

@@ -74,7 +74,6 @@ def bench(
     tune bench --seq 8192 --dim 64
     tune bench --grid "seq=512,1024 dim=64,128 causal=0,1" --out h200.bench.json
     tune bench --grid "seq=2048,8192 dim=64,128 direction=backward"
-    tune bench --seq 1 --seq-k 8192 --dim 128 --heads 32 --kv-heads 8 --batch 64
     tune bench --shapes shapes.toml
     tune bench --from-misses
     tune bench --seq 8192 --dim 128 --causal --rivals rivals.toml
@@ -92,7 +91,8 @@ def bench(
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 
-    others = {} if rivals is None else rivals_in(rivals)
+    with importable_from_here():
+        others = {} if rivals is None else rivals_in(rivals)
     device = current_device()
     if from_misses:
         shapes = missed_shapes(device, db)

@@ -36,8 +36,12 @@ def hash_of_sources(*functions: Any) -> str:
 
 def computed_hash(functions: tuple[Any, ...]) -> str:
     """Return `hash_of_sources` by the sources themselves."""
-    parts = sorted(_parts(functions))
-    return hashlib.sha256("\n".join(text for _, text in parts).encode()).hexdigest()[:16]
+    return hashlib.sha256(source_text(functions).encode()).hexdigest()[:16]
+
+
+def source_text(functions: tuple[Any, ...]) -> str:
+    """Return what counts of the sources of these functions, and of what they name, in the order of the names."""
+    return "\n".join(text for _, text in sorted(_parts(functions)))
 
 
 def _parts(functions: tuple[Any, ...]) -> set[tuple[str, str]]:

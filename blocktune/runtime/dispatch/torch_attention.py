@@ -50,8 +50,10 @@ LOWEST = -(2.0**21)
 """Below it a log-sum-exp of float32 is rounded by 1/8 and more."""
 FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
-REFUSES_BOTH = torch.__version__ >= (2, 14)
-"""Whether this PyTorch refuses a mask together with is_causal whatever its backend (pytorch/pytorch#187801)."""
+FIRST_REFUSING = "2.14.0.dev0"
+"""The first PyTorch that refuses a mask together with is_causal whatever its backend (pytorch/pytorch#187801). Nightly
+builds, which come before 2.14 as versions are ordered, answer as they do: nothing is merged for them."""
+REFUSES_BOTH = torch.__version__ >= FIRST_REFUSING
 
 
 def call_sdpa(given: SdpaArguments) -> Tensor:

@@ -3,7 +3,9 @@
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from blocktune.db.records.records import Regime
 from blocktune.kernels.base.kernel import Thunk
@@ -15,7 +17,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
 from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, fastest_peer, timing_of
-from blocktune.tuner.compare.rivals_file import Rival, stale_problem
+from blocktune.tuner.compare.rivals_file import Rival, copied_inputs, inputs_kept, put_back, stale_problem
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
 from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.backward import GradientQuestion
@@ -48,9 +50,10 @@ class LineUp:
         self._bind = bind
         self._out = question.new_result()
         self._entries: list[Entry] = []
-        self._runs: list[Thunk] = []
+        self._runs: list[Callable[[], Any]] = []
         self._places: dict[str, int] = {}  # of those who passed, among the runs
-        self._rivals: dict[str, Thunk] = {}
+        self._failures: dict[int, str] = {}  # of runs that raised while they were timed
+        self._rivals: list[str] = []
 
     def invite_own(self, configs: Mapping[str, KernelConfig | None]) -> None:
         """Check our kernels as contenders. A config of None means that no config fits."""
@@ -60,22 +63,39 @@ class LineUp:
             else:
                 self.invite(Entry(name=name, config=config), functools.partial(self._own, config))
 
-    def invite(self, entry: Entry, make: Callable[[], Compute]) -> None:
-        """Check a contender; one that fails or is wrong is kept with the reason and not timed."""
+    def invite(
+        self, entry: Entry, make: Callable[[], Compute], around: AbstractContextManager[None] | None = None
+    ) -> None:
+        """Check a contender; one that fails or is wrong is kept with the reason and not timed.
+
+        Args:
+            entry: the contender.
+            make: returns what it computes.
+            around: entered for the check; what it raises is the contender's failure.
+        """
         if self._takes_part(entry):
             return
         question = self._question
         try:
-            compute = make()
-            question.poison(self._out)
-            problem = question.problem(compute(question.q, question.k, question.v)) or ""
+            with around or nullcontext():
+                compute = make()
+                question.poison(self._out)
+                problem = question.problem(compute(question.q, question.k, question.v)) or ""
         except Exception as error:
-            self._clock.synchronize()  # raises if the GPU is lost for everyone
-            problem = f"{type(error).__name__}: {error}"
+            problem = self._failure(error)
         self._entries.append(replace(entry, problem=problem))
         if not problem:
             self._places[entry.name] = len(self._runs)
             self._runs.append(functools.partial(compute, question.q, question.k, question.v))
+
+    def _failure(self, error: Exception) -> str:
+        """Return the words about a contender that raised.
+
+        Raises:
+            RuntimeError: the GPU is lost for everyone.
+        """
+        self._clock.synchronize()
+        return f"{type(error).__name__}: {error}"
 
     def _takes_part(self, entry: Entry) -> bool:
         """Return whether this config takes part under another name already, whose check and times it then shares.
@@ -103,9 +123,10 @@ class LineUp:
 
     def invite_rival(self, name: str, rival: Rival) -> None:
         """Check a function that a file names as `invite` does, and once more after it was timed."""
-        self.invite(Entry(name=name), functools.partial(rival.compute, self._shape, self._question))
+        make = functools.partial(rival.compute, self._shape, self._question)
+        self.invite(Entry(name=name), make, inputs_kept(self._question))
         if name in self._places:
-            self._rivals[name] = self._runs[self._places[name]]
+            self._rivals.append(name)
 
     def invite_stock_autotune(self, contenders: Contenders, cc: tuple[int, int], compiler: Compiler) -> None:
         """Let stock autotune search the feasible space, and invite its winner."""
@@ -126,8 +147,7 @@ class LineUp:
                 synchronize=self._clock.synchronize,
             )
         except Exception as error:
-            self._clock.synchronize()
-            self._entries.append(Entry(name=name, problem=f"{type(error).__name__}: {error}"))
+            self._entries.append(Entry(name=name, problem=self._failure(error)))
         else:
             entry = Entry(name=name, config=tuning.winner, tuning=tuning)
             self.invite(entry, functools.partial(self._own, tuning.winner))
@@ -137,35 +157,55 @@ class LineUp:
         if not self._runs:
             return (), None
         take = self._time_under_load if regime is Regime.SUSTAINED else self._bursts
-        timed = take(monitor)
+        launches = [functools.partial(self._launch, place) for place in range(len(self._runs))]
+        before = copied_inputs(self._question) if self._rivals else []
+        timed = take(launches, monitor)
+        if before:
+            put_back(self._question, before)  # another run of each shows who changed them
+        for name in self._rivals:
+            place = self._places[name]
+            self._failures.setdefault(place, self._problem_afterwards(self._runs[place]))
         self._disqualify()
         return timed
 
-    def _disqualify(self) -> None:
-        """Take the times from rivals that no longer compute what they are timed for."""
-        for name, run in self._rivals.items():
-            problem = stale_problem(run, self._question)
-            if problem:
-                del self._places[name]
-                self._entries = [
-                    replace(entry, problem=problem) if entry.name == name else entry for entry in self._entries
-                ]
+    def _launch(self, place: int) -> None:
+        """Launch a contender that is timed. One that raises costs the others nothing, and loses its times at the
+        end."""
+        try:
+            self._runs[place]()
+        except Exception as error:
+            self._failures.setdefault(place, f"{type(error).__name__}: {error}")
 
-    def _time_under_load(self, monitor: Monitor) -> tuple[Rounds, Load]:
+    def _problem_afterwards(self, run: Callable[[], Any]) -> str:
+        """Return why a rival no longer computes what it was timed for; empty if it does."""
+        try:
+            with inputs_kept(self._question):
+                return stale_problem(run, self._question) or ""
+        except Exception as error:
+            return self._failure(error)
+
+    def _disqualify(self) -> None:
+        """Take the times from contenders that failed meanwhile."""
+        lost = {name: problem for name, place in self._places.items() if (problem := self._failures.get(place))}
+        for name in lost:
+            del self._places[name]
+        self._entries = [replace(entry, problem=lost.get(entry.name, entry.problem)) for entry in self._entries]
+
+    def _time_under_load(self, launches: Sequence[Thunk], monitor: Monitor) -> tuple[Rounds, Load]:
         before_seconds, timed_seconds = LOAD_SECONDS
-        self._clock.loaded_rounds(self._runs, before_seconds)
+        self._clock.loaded_rounds(launches, before_seconds)
         with Watch(monitor) as watch:
-            rounds = self._clock.loaded_rounds(self._runs, timed_seconds)
+            rounds = self._clock.loaded_rounds(launches, timed_seconds)
         return rounds, watch.load()
 
-    def _bursts(self, monitor: Monitor) -> tuple[Rounds, Load]:
-        self._clock.heat(self._runs[0], FINAL_HEAT_SECONDS[Regime.BURST])
-        estimate_us = sum(self._clock.rounds(self._runs, 1)[0])
+    def _bursts(self, launches: Sequence[Thunk], monitor: Monitor) -> tuple[Rounds, Load]:
+        self._clock.heat(launches[0], FINAL_HEAT_SECONDS[Regime.BURST])
+        estimate_us = sum(self._clock.rounds(launches, 1)[0])
         wanted = int(ROUNDS_SECONDS / (REST_SECONDS + 1e-6 * estimate_us))
         count = max(ROUNDS[0], min(ROUNDS[1], wanted))
         with Watch(monitor) as watch:
-            orders = (balanced_order(len(self._runs), number) for number in range(count))
-            rounds = tuple(rested_round(self._clock, self._runs, order) for order in orders)
+            orders = (balanced_order(len(launches), number) for number in range(count))
+            rounds = tuple(rested_round(self._clock, launches, order) for order in orders)
         return rounds, watch.load()
 
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:

@@ -13,10 +13,13 @@ whoever answers from an earlier call is no contender.
 
 import functools
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from blocktune.kernels.files.reading import SHAPES_BYTES, read_text
 from blocktune.kernels.values.errors import UsageError
@@ -36,7 +39,8 @@ class Rival:
     it.
 
     Raises:
-        UsageError: a value has another type, or the layout is unknown.
+        UsageError: a value has another type, the layout is unknown, or the function has no module, as our own
+            contenders have none.
     """
 
     function: str
@@ -53,21 +57,34 @@ class Rival:
                 raise UsageError(f"`{field.name}` of a rival must be {word}, but got {value!r:.80}. Correct it.")
         if self.layout not in LAYOUTS:
             raise UsageError(f"`layout` of {self.function} must be bhsd or bshd, but got {self.layout!r:.80}.")
+        if not all(self.function.partition(":")):
+            raise UsageError(f"`function` of a rival must be `module:function`, but got {self.function!r:.80}.")
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function.
+
+        Raises:
+            UsageError: nothing has this name, or it is no function.
+        """
+        found = object_named(self.function)
+        if not callable(found):
+            raise UsageError(f"{self.function} is of type {type(found).__name__}, and no function. Name another one.")
+        return found  # type: ignore[no-any-return]
 
     def compute(self, shape: AttentionShape, question: AnyQuestion) -> Compute:
         """Return the launch of a forward, or of a backward whose forward ran before.
 
         Raises:
-            UsageError: there is no such function, its contract does not have the shape, or it changes its inputs or
-                does not read them.
+            UsageError: there is no such function, its contract does not have the shape, it returns something else than
+                an output, or its results do not follow from its inputs.
         """
         self._require(shape)
-        compute = for_question(self._attend(shape), question)
-        before = [tensor.clone() for tensor in (question.q, question.k, question.v)]
-        compute(question.q, question.k, question.v)
-        if not all(map(_equal, before, (question.q, question.k, question.v))):
-            raise UsageError(f"{self.function} changes its inputs, which all contenders share. Let it write elsewhere.")
-        if problem := stale_problem(functools.partial(compute, question.q, question.k, question.v), question):
+        given, options = (question.q, question.k, question.v), self._options(shape)
+        function = functools.partial(self.load(), **options)
+        with torch.no_grad():
+            self._require_output(function(*map(self._turned, given)), question)
+        compute = for_question(lambda *tensors: self._turned(function(*map(self._turned, tensors))), question)
+        if problem := stale_problem(functools.partial(compute, *given), question):
             raise UsageError(problem)
         return compute
 
@@ -86,17 +103,57 @@ class Rival:
                 "equal lengths."
             )
 
-    def _attend(self, shape: AttentionShape) -> Compute:
-        function, turns = object_named(self.function), self.layout == "bshd"
+    def _options(self, shape: AttentionShape) -> dict[str, Any]:
         options: dict[str, Any] = {self.causal: shape.causal is not Causal.NONE} if self.causal else {}
-        options |= {self.scale: softmax_scale(shape)} if self.scale else {}
+        return options | ({self.scale: softmax_scale(shape)} if self.scale else {})
 
-        def attend(q: Any, k: Any, v: Any) -> Any:
-            if not turns:
-                return function(q, k, v, **options)
-            return function(*(tensor.transpose(1, 2) for tensor in (q, k, v)), **options).transpose(1, 2)
+    def _turned(self, tensor: Any) -> Any:
+        return tensor.transpose(1, 2) if self.layout == "bshd" else tensor
 
-        return attend
+    def _require_output(self, found: Any, question: AnyQuestion) -> None:
+        if not isinstance(found, torch.Tensor):
+            kind = type(found).__name__
+            raise UsageError(f"{self.function} must return a tensor, but returned a {kind}. Return the output alone.")
+        *rows, _ = question.q.shape
+        wanted = self._turned(question.q.new_empty((*rows, question.v.shape[-1])))
+        if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+            raise UsageError(
+                f"{self.function} must return {wanted.dtype} {list(wanted.shape)}, but returned {found.dtype} "
+                f"{list(found.shape)}. Correct it, or its `layout`."
+            )
+
+
+@contextmanager
+def inputs_kept(question: AnyQuestion) -> Iterator[None]:
+    """Put the inputs of a question back at the end.
+
+    Raises:
+        UsageError: some were changed meanwhile.
+    """
+    before = copied_inputs(question)
+    try:
+        yield
+    finally:
+        is_changed = put_back(question, before)
+    if is_changed:
+        raise UsageError("it changes its inputs, which all contenders share. Let it write elsewhere.")
+
+
+def copied_inputs(question: AnyQuestion) -> list[torch.Tensor]:
+    """Return copies of what contenders read."""
+    return [tensor.clone() for tensor in _inputs(question)]
+
+
+def put_back(question: AnyQuestion, before: Sequence[torch.Tensor]) -> bool:
+    """Give changed inputs the values that they had, and return whether there are any."""
+    changed = [pair for pair in zip(_inputs(question), before, strict=True) if not torch.equal(*pair)]
+    for tensor, kept in changed:
+        tensor.copy_(kept)
+    return bool(changed)
+
+
+def _inputs(question: AnyQuestion) -> list[torch.Tensor]:
+    return [question.q, question.k, question.v, *([question.dout] if isinstance(question, GradientQuestion) else [])]
 
 
 def stale_problem(run: Callable[[], Any], question: AnyQuestion) -> str | None:
@@ -115,10 +172,11 @@ def stale_problem(run: Callable[[], Any], question: AnyQuestion) -> str | None:
 
 
 def rivals_in(path: Path) -> dict[str, Rival]:
-    """Return the rivals of a file by their function, which names them among the contenders.
+    """Return the rivals of a file by their function, which names them among the contenders. All are imported.
 
     Raises:
-        UsageError: the file is missing or is no TOML, a table is not a rival, or two have one function.
+        UsageError: the file is missing, empty or no TOML, a table is not a rival, a function cannot be imported, or two
+            rivals have one function.
     """
     try:
         document = tomllib.loads(read_text(path, SHAPES_BYTES))
@@ -128,11 +186,14 @@ def rivals_in(path: Path) -> dict[str, Rival]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML, as files of rivals are: {error!s:.200}. Correct it.") from error
+    if not document:
+        raise UsageError(f'{path} names no rival. Add a table for each: [mine], then function = "my_kernels:attend".')
     rivals: dict[str, Rival] = {}
     for name, table in document.items():
-        rival = _rival(f"{path} [{name:.80}]", table)
+        where = f"{path} [{name:.80}]"
+        rival = _rival(where, table)
         if rivals.setdefault(rival.function, rival) is not rival:
-            raise UsageError(f"{path} names {rival.function} twice. Give each rival a function of its own.")
+            raise UsageError(f"{where} names {rival.function} twice. Give each rival a function of its own.")
     return rivals
 
 
@@ -143,8 +204,9 @@ def _rival(where: str, table: Any) -> Rival:
             f"A rival is a table with `function` and, where needed, {', '.join(known[1:])}, but {where} is "
             f"{table!r:.200}. Correct it."
         )
-    return Rival(**table)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return bool((one == other).all())
+    try:
+        rival = Rival(**table)
+        rival.load()
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    return rival

@@ -49,12 +49,26 @@ def decide(call: AutotunedCall) -> KernelExplanation:
     """
     device = device_of(call)
     if device is None:
-        from blocktune.tuner.drop_in.tune_call import choice_by_triton
-
-        return choice_by_triton(call)
+        return _choice_without_facts(call)
     choice = settled_choice(call, device) or _tuned_once(call, device)
     logger.info("%s: %s", call.name, choice)
     return choice
+
+
+def _choice_without_facts(call: AutotunedCall) -> KernelExplanation:
+    """Return the choice on a GPU of which so little is known that no result can be kept: each process measures by
+    Triton's own tuner, as long as it may.
+
+    Raises:
+        UsageError: the settings are strict.
+    """
+    if call.settings.strict:
+        raise _untuned(call, "a GPU of unknown kind")
+    if measuring() is Measuring.OFF:
+        return _unmeasured_choice(call, None)
+    from blocktune.tuner.drop_in.tune_call import choice_by_triton
+
+    return choice_by_triton(call)
 
 
 def settled_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation | None:
@@ -65,13 +79,14 @@ def settled_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation
     """
     choice = known_choice(call, device, last=call.settings.accept) or _unraced_choice(call, device)
     if choice is None and call.settings.strict:
-        raise _untuned(call, device)
+        raise _untuned(call, device.name)
     return choice if measuring() is Measuring.ON else choice or _unmeasured_choice(call, device)
 
 
-def _unmeasured_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
+def _unmeasured_choice(call: AutotunedCall, device: DeviceSpec | None) -> KernelExplanation:
     """Return the best known choice of a call that this process may not measure."""
-    choice = known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
+    known = None if device is None else known_choice(call, device, last=Rung.NEAREST)
+    choice = known or default_choice(call, device)
     logger.log(
         logging.WARNING if measuring() is Measuring.OFF else logging.INFO,
         "%s: nothing was measured for %s, and %s. It gets %s: %s.",
@@ -142,9 +157,9 @@ def _waited_in_vain(call: AutotunedCall, device: DeviceSpec) -> KernelExplanatio
     return known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
 
 
-def _untuned(call: AutotunedCall, device: DeviceSpec) -> UsageError:
+def _untuned(call: AutotunedCall, device: str) -> UsageError:
     return UsageError(
         f"{call.name} is strict, but none of its {len(call.configs)} configs was measured for {call.problem.label} "
-        f"on {device.name} (source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that "
+        f"on {device} (source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that "
         "is allowed and bring the store or a frozen file along, or leave out `strict` and BLOCKTUNE_STRICT."
     )

@@ -65,7 +65,7 @@ def _by_size(call: AutotunedCall, winners: Sequence[KernelWinner], of_any_size: 
     return [*(winner for _, winner in sorted(own, key=lambda each: each[0])), *others]
 
 
-def default_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
+def default_choice(call: AutotunedCall, device: DeviceSpec | None) -> KernelExplanation:
     """Return the choice of the list's first config, which nothing was measured of."""
     return choice_of(call, Candidate(rung=Rung.DEFAULT, config=call.default, origin=Origin.DEFAULT), device)
 
@@ -73,7 +73,7 @@ def default_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation
 def choice_of(
     call: AutotunedCall,
     candidate: KernelCandidate,
-    device: DeviceSpec,
+    device: DeviceSpec | None,
     passed_over: Sequence[Rejection] = (),
 ) -> KernelExplanation:
     """Return the choice of a config."""
@@ -86,7 +86,7 @@ def choice_of(
         tuned_for=candidate.tuned_for,
         time_us=candidate.time_us,
         passed_over=tuple(passed_over),
-        device=device.key,
+        device=None if device is None else device.key,
         launched=call.launched(candidate.config),
     )
 

@@ -25,8 +25,7 @@ from blocktune.tuner.offline.code import name_of, spec_offline
 from blocktune.tuner.offline.counts import counts_in
 from blocktune.tuner.offline.signature import positional_signature
 from blocktune.tuner.offline.specialization import object_named, specialization_from
-from blocktune.tuner.profile.instruction_mix import InstructionMix
-from blocktune.tuner.profile.machine_code import disassemble
+from blocktune.tuner.profile.instruction_mix import mix_of
 from blocktune.tuner.subject.costs import Costs
 
 
@@ -249,7 +248,7 @@ def _table(launch: DryLaunch, compiled: Mapping[LaunchConfig, Compiled], target:
         device=target.device,
         rows=rows,
         listed=launch.listed,
-        mix=_mix(specs[first], cc) if first in specs else None,
+        mix=mix_of(specs[first], cc) if first in specs else None,
     )
 
 
@@ -260,10 +259,3 @@ def _costs(spec: CompileSpec, programs: int | None, cc: tuple[int, int]) -> Cost
     if counts is None or programs is None:
         return None
     return Costs(bytes=counts.bytes * programs, flops=counts.flops * programs, source="its compiled code")
-
-
-def _mix(spec: CompileSpec, cc: tuple[int, int]) -> InstructionMix:
-    """Return the instructions of compiled code."""
-    from triton import knobs
-
-    return InstructionMix.of(disassemble(compiled_code(spec, cc).asm["cubin"], knobs.nvidia.nvdisasm.path))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -39,9 +39,9 @@ _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 class InstructionMix:
     """The instructions that one warp issues.
 
-    loop: by kind, in a round of the loop of the products.
+    loop: by kind, in a round of the loop of the products; empty where nothing loops.
     total: by kind, in the whole code, as it stands there.
-    reloads, stores: of spilled registers in that loop, by source line, the most first.
+    reloads, stores: of spilled registers in that loop, or in the whole code, by source line, the most first.
     """
 
     loop: dict[str, int]
@@ -54,7 +54,10 @@ class InstructionMix:
         """Count a listing."""
         loop = product_loop(code)
         return cls(
-            loop=_by_kind(loop), total=_by_kind(code), reloads=_by_line(loop, "LDL"), stores=_by_line(loop, "STL")
+            loop=_by_kind(loop) if len(loop) < len(code) else {},
+            total=_by_kind(code),
+            reloads=_by_line(loop, "LDL"),
+            stores=_by_line(loop, "STL"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -75,10 +78,14 @@ def instruction_mix(
         triton.errors.TritonError: the compiler rejects the config.
         RuntimeError: the code cannot be listed.
     """
+    return mix_of(kernel.compile_spec(config, shape), limits.cc)
+
+
+def mix_of(spec: CompileSpec, cc: tuple[int, int]) -> InstructionMix:
+    """Return the mix of what a spec compiles to; raises what `instruction_mix` does."""
     from triton import knobs
 
-    compiled = compiled_code(kernel.compile_spec(config, shape), limits.cc)
-    return InstructionMix.of(disassemble(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path))
+    return InstructionMix.of(disassemble(compiled_code(spec, cc).asm["cubin"], knobs.nvidia.nvdisasm.path))
 
 
 def kind_of(instruction: Instruction) -> str:

@@ -11,8 +11,7 @@ from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.tuner.compile.compiler import compiled_code
 from blocktune.tuner.cost.text import bank_conflict_text
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses
-from blocktune.tuner.profile.instruction_mix import InstructionMix
-from blocktune.tuner.profile.machine_code import disassemble
+from blocktune.tuner.profile.instruction_mix import InstructionMix, mix_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +28,11 @@ class LaunchEvidence:
     @classmethod
     def of(cls, spec: CompileSpec, problem: LaunchProblem, device: DeviceSpec, tensor_cores: str) -> "LaunchEvidence":
         """Read compiled code, which is in Triton's cache or made here, and the size of a stored launch."""
-        from triton import knobs
-
         compiled, size = compiled_code(spec, device.limits.cc), LaunchSize.stored(problem)
         tensor_bytes = None if size is None else size.tensor_bytes
         rate = device.memory_gbs
         return cls(
-            mix=InstructionMix.of(disassemble(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path)),
+            mix=mix_of(spec, device.limits.cc),
             shared=shared_accesses(compiled.asm["ptx"]),
             tensor_cores=tensor_cores,
             tensor_bytes=tensor_bytes,

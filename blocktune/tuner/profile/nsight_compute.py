@@ -5,13 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from blocktune.kernels.files.reading import COUNTER_BYTES, read_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import NO_FEATURES
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.profile.comparison import METRICS
 
 REPORT = ".ncu-rep"
@@ -37,8 +41,11 @@ def record_command(shape: AttentionShape, config: KernelConfig, ncu: str = "ncu"
             f"Only plain attention can be profiled, but got the features {shape.features.label!r}. Leave them out, or "
             "profile your own program and give its counters by `--from`."
         )
-    task = json.dumps({"shape": shape.to_json(), "config": config.to_json()})
-    return (ncu, *RECORD, *CSV, sys.executable, "-P", "-m", "blocktune.tuner.profile.target", task)
+    return _command({"shape": shape.to_json(), "config": config.to_json()}, ncu)
+
+
+def _command(task: Mapping[str, Any], ncu: str) -> tuple[str, ...]:
+    return (ncu, *RECORD, *CSV, sys.executable, "-P", "-m", "blocktune.tuner.profile.target", json.dumps(task))
 
 
 def record_counters(shape: AttentionShape, config: KernelConfig) -> str:
@@ -49,6 +56,11 @@ def record_counters(shape: AttentionShape, config: KernelConfig) -> str:
         UsageError: the shape has features, or the launch failed.
     """
     return _run_ncu(record_command(shape, config, _ncu()))
+
+
+def record_launch(request: LaunchRequest, config: LaunchConfig) -> str:
+    """Return the counters of an autotuned kernel's config as `record_counters` does."""
+    return _run_ncu(_command({"request": request.to_json(), "config": config.to_json()}, _ncu()))
 
 
 def read_counters(path: Path) -> str:

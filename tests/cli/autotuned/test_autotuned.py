@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.compiler import compile_here
 from blocktune.tuner.drop_in.autotune import autotune
+from blocktune.tuner.drop_in.request import LaunchRequest
+from blocktune.tuner.profile import target
+from blocktune.tuner.profile.counters import TIME
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import scale_kernel
+from tests.support.models.counters import raw_page
 from tests.support.triton_modes import compiled_here
 from tests.tuner.drop_in.conftest import H200
+from tests.tuner.profile.test_nsight_compute import install
 
 pytestmark = compiled_here
 
@@ -140,7 +146,9 @@ def test_sizes_come_from_calls_that_had_to_wait(tune: Any, tmp_path: Path, monke
     assert [run["shape"]["key"]["n"] for run in json.loads(done.stdout)["runs"]] == [2048, 1000]
 
 
-def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path) -> None:
+def test_list_best_explain_verify_and_export_know_it(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = ("--device", "h200")
     assert f"{KERNEL} n=1000 (fp32 float) 8 programs scale_kernel BLOCK=256" in words(tuned("list", *device).output)
     assert len(json.loads(tuned("list", "--json").stdout)["kernels"]) == 2
@@ -154,10 +162,13 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     assert "blocks/SM on compute capability 9.0" in explained
     assert "Its tensors hold 8,192 bytes. To move them once takes 0.0 us at the device's rate, 0% of the" in explained
     assert "no bank conflicts to count" in explained
-    assert re.search(r"global memory 2 \d+\.\d % 2 ", explained)  # a load and a store, in and out of the loop
+    assert "instructions of a warp in all of the code share" in explained  # which has no loop
+    assert re.search(r"global memory 2 \d+\.\d % ", explained)  # a load and a store
     (_, code) = json.loads(tuned("explain", KERNEL, *device, "--json").stdout)["winners"]
     assert code["instructions"]["total"]["global memory"] == 2
     assert code["shared_accesses"]["conflict_share"] == 0
+    monkeypatch.setattr("blocktune.tuner.report.importance.FEWEST", 6)
+    assert "among the fastest tenth: BLOCK " in words(tuned("explain", KERNEL, *device).output)
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
     assert "with the values given, which were not measured" in changed
     assert "exact" in words(tuned("verify", KERNEL).output)
@@ -174,7 +185,8 @@ def test_a_report_shows_it(tuned: Any, tmp_path: Path, monkeypatch: pytest.Monke
     code = re.search(r'id="data">([A-Za-z0-9+/=]*)<', out.read_text(encoding="utf-8"))
     assert code is not None
     shown = json.loads(gzip.decompress(base64.b64decode(code[1])))["kernels"]
-    assert [(each["kernel"], each["time_us"], each["configs"]) for each in shown] == [(KERNEL, 110.0, 6)] * 2
+    facts = [(each["kernel"], each["time_us"], each["configs"], each["importance"]) for each in shown]
+    assert facts == [(KERNEL, 110.0, 6, "")] * 2  # six configs do not tell what decides
     assert {each["key"] for each in shown} == {"n=1000 (fp32 float) 8 programs", "n=2048 (fp32 float) 16 programs"}
 
 
@@ -278,3 +290,38 @@ def test_a_config_that_does_not_compile_is_a_row_with_its_reason(tune: Any, monk
     errors = {each["parameters"]["BLOCK"] for each in found if "error" in each}
     assert errors == {256}
     assert "too many registers" in tune("occupancy", KERNEL, *SIGNATURE).stdout
+
+
+def test_a_profile_shows_what_ncu_counts_of_the_winner(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("profile", KERNEL, *ARGS, "--grid", "n=1000")
+    elsewhere = tuned(*command, "--device", "a100")
+    assert elsewhere.exit_code == 4
+    assert "so no counters of tests.support" in words(elsewhere.stderr)
+    monkeypatch.setattr("blocktune.cli.explain.kernel_profile.is_present", lambda device: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Nsight Compute is missing: `ncu` is not on the PATH" in words(tuned(*command, "--device", "h200").stderr)
+    told = install(tmp_path, monkeypatch, raw_page([("scale_kernel", {TIME: ("ns", "1,500")})]))
+    shown = tuned(*command, "--device", "h200")
+    assert shown.exit_code == 0, shown.output
+    assert f"scale_kernel counted {TIME} 1.50" in words(shown.stdout).replace("─", "").replace("  ", " ")
+    task = json.loads(json.loads(told.read_text())[-1])
+    assert task["config"]["parameters"] == {"BLOCK": 256, "num_stages": 3, "num_warps": 2}
+    assert LaunchRequest.from_json(task["request"]).sizes == (("n", 1000),)
+    unknown = tuned("profile", KERNEL, *ARGS, "--grid", "n=999999", "--device", "h200")
+    assert "No winner of scale_kernel n=999999 is known on NVIDIA H200" in words(unknown.stderr)
+
+
+def test_the_process_under_ncu_has_one_launch_in_sight(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda: seen.append(len(gpu.launches)))
+    request = LaunchRequest(kernel=KERNEL, arguments=ARGS[1], sizes=(("n", 1000),))
+    config = LaunchConfig(KERNEL, (("BLOCK", 512), ("num_stages", 3), ("num_warps", 4)))
+    task = {"request": request.to_json(), "config": config.to_json()}
+    monkeypatch.setattr(sys, "argv", ["target", json.dumps(task)])
+    target.main()
+    assert seen == [1, 2]
+    assert [launch.arguments["BLOCK"] for launch in gpu.launches] == [512, 512]

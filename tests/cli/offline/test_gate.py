@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from blocktune.cli.offline.gate import junit_text, require_no_flaws
+from blocktune.cli.offline.tables import print_mix
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
@@ -14,6 +15,8 @@ from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.dry_run.config_row import Flaw, flaws_named, rows_of
 from blocktune.tuner.dry_run.config_table import OfflineTable
+from blocktune.tuner.profile.instruction_mix import ORDER, InstructionMix
+from blocktune.tuner.profile.machine_code import parse_listing
 
 H200 = device_named("h200")
 GOOD = KernelResources(registers=32, shared_bytes=0, num_warps=4, tensor_cores="none", code_sha256="a" * 64)
@@ -75,3 +78,11 @@ def test_flaws_are_named_by_their_words() -> None:
     for wrong in ("spill", "", ","):
         with pytest.raises(UsageError, match="Flaws are spills, unfit, duplicates"):
             flaws_named(wrong)
+
+
+def test_code_without_a_loop_has_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print_mix(InstructionMix.of(parse_listing("        /*0000*/                   EXIT ;\n")))
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "instructions of a warp"
+    assert "loop" not in head
+    assert len(rows) == len(ORDER)

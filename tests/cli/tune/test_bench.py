@@ -209,9 +209,16 @@ def test_shapes_come_from_a_file_or_from_what_the_program_called(
     assert fake.compiled[2:] == [missed.label]
 
 
-def test_functions_of_a_file_are_judged_like_cudnn(tune, fake: FakeCompare, tmp_path: Path) -> None:
+def test_functions_of_a_file_are_judged_like_cudnn(
+    tune, fake: FakeCompare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "rivals.toml"
     path.write_text('[mine]\nfunction = "mine:attend"\n')
+    missing = tune("bench", *GRID, "--rivals", path)
+    assert (missing.exit_code, fake.got) == (2, [])
+    assert "mine:attend cannot be imported" in " ".join(missing.stderr.split())
+    Path("mine.py").write_text("def attend(q, k, v): ...\n")
     fake.further = (entry("mine:attend", 50.0),)
     result = tune("bench", *GRID, "--rivals", path)
     assert list(fake.got[0]["rivals"]) == ["mine:attend"]

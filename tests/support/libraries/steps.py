@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,7 +38,7 @@ def _back(out: Any, *inputs: Tensor) -> list[Tensor]:
 
 def _back_through_gates(out: Any, *inputs: Tensor) -> list[Tensor]:
     """Run the backward pass where the library does: it refuses that of gated chunks on Hopper before Triton 3.7.1."""
-    if tuple(int(part) for part in triton.__version__.split(".")[:3]) >= (3, 7, 1):
+    if Version(triton.__version__).release >= (3, 7, 1):
         return _back(out, *inputs)
     return [out[0].detach()]
 

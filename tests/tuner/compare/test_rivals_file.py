@@ -47,6 +47,23 @@ def write_inputs(q: Any, k: Any, v: Any) -> torch.Tensor:
     return attend(q, k, v)
 
 
+def write_inputs_and_raise(q: Any, k: Any, v: Any) -> torch.Tensor:
+    q.mul_(2)
+    raise RuntimeError("it has no kernel for this")
+
+
+def attend_with_lse(q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return attend(q, k, v), q.sum(-1)
+
+
+def attend_in_half(q: Any, k: Any, v: Any) -> torch.Tensor:
+    return attend(q, k, v).half()
+
+
+def attend_one_head(q: Any, k: Any, v: Any) -> torch.Tensor:
+    return attend(q, k, v)[:, :1]
+
+
 answers: dict[int, torch.Tensor] = {}
 
 
@@ -66,6 +83,24 @@ def remember_later(q: Any, k: Any, v: Any) -> torch.Tensor:
     return calls[-1]
 
 
+def raise_later(q: Any, k: Any, v: Any) -> torch.Tensor:
+    """Compute until the three checks in front of the timing are over."""
+    calls.append(q)
+    if len(calls) > 3:
+        raise MemoryError("no workspace is left")
+    return attend(q, k, v)
+
+
+def write_later(q: Any, k: Any, v: Any) -> torch.Tensor:
+    calls.append(q)
+    if len(calls) > 3:
+        k.zero_()
+    return attend(q, k, v)
+
+
+not_a_function = 3
+
+
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Entry]:
     """Returns how a rival ends."""
@@ -75,12 +110,17 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Entry]:
     calls.clear()
 
     def entry_of(function: str, shape: AttentionShape = SHAPE, **contract: Any) -> Entry:
+        """The entry of a function, next to which PyTorch's has its time."""
         question, _ = questions_of(shape, device="cpu", seed=0)
         contenders = LineUp(shape, question, FakeClock(), bind)
+        before = [tensor.clone() for tensor in (question.q, question.k, question.v)]
         name = f"{HERE}:{function}"
+        contenders.invite_torch("fa2", "MATH")
         contenders.invite_rival(name, Rival(function=name, **contract))
         rounds, _ = contenders.time(Regime.BURST, GpuMonitor(None, own_processes=1))
-        (entry,) = contenders.timed_entries(rounds)
+        other, entry = contenders.timed_entries(rounds)
+        assert all(map(torch.equal, before, (question.q, question.k, question.v)))
+        assert other.timing is not None or shape.features
         return entry
 
     return entry_of
@@ -109,6 +149,12 @@ def test_a_rival_is_timed_as_its_contract_says(
     [
         ("attend_wrongly", "relative error"),
         ("write_inputs", "changes its inputs"),
+        ("write_inputs_and_raise", "no kernel for this"),
+        ("write_later", "changes its inputs"),
+        ("raise_later", "MemoryError: no workspace is left"),
+        ("attend_with_lse", "must return a tensor, but returned a tuple"),
+        ("attend_in_half", r"must return torch.float32 [2, 4, 64, 32], but returned torch.float16 [2, 4, 64, 32]"),
+        ("attend_one_head", r"but returned torch.float32 [2, 1, 64, 32]"),
         ("remember", "do not follow from its inputs"),
         ("remember_later", "do not follow from its inputs"),
         ("nowhere", "nowhere"),
@@ -134,23 +180,39 @@ def test_shapes_outside_the_contract_are_not_asked_for(
     assert problem in judged("attend", shape).problem
 
 
+def test_a_turned_result_must_be_one_tensor_too(judged: Callable[..., Entry]) -> None:
+    assert "must return a tensor, but returned a tuple" in judged("attend_with_lse", layout="bshd").problem
+
+
+def test_a_rival_that_raises_in_a_backward_costs_itself_alone(judged: Callable[..., Entry]) -> None:
+    entry = judged("raise_later", replace(SHAPE, direction=Direction.BACKWARD), gradients=True)
+    assert entry.problem == ""  # its forward ran before
+
+
 def test_a_file_names_functions(tmp_path: Path) -> None:
     path = tmp_path / "rivals.toml"
-    path.write_text('[mine]\nfunction = "m:attend"\nlayout = "bshd"\ngradients = true\n')
-    assert rivals_in(path) == {"m:attend": Rival(function="m:attend", layout="bshd", gradients=True)}
+    path.write_text(f'[mine]\nfunction = "{HERE}:attend"\nlayout = "bshd"\ngradients = true\n')
+    assert rivals_in(path) == {f"{HERE}:attend": Rival(function=f"{HERE}:attend", layout="bshd", gradients=True)}
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[mine]\n", "a table with `function`"),
-        ('[mine]\nfunction = "m:f"\nspeed = 2\n', "a table with `function`"),
-        ('mine = "m:f"\n', "a table with `function`"),
-        ('[mine]\nfunction = "m:f"\nlayout = "dense"\n', "must be bhsd or bshd"),
-        ('[mine]\nfunction = "m:f"\ngradients = 1\n', "must be true or false"),
-        ("[mine]\nfunction = 3\n", "must be a text"),
-        ('[a]\nfunction = "m:f"\n[b]\nfunction = "m:f"\n', "names m:f twice"),
-        ("[mine\n", "is not TOML"),
+        ("", "names no rival"),
+        ("# nothing yet\n", "names no rival"),
+        ("[mine]\n", r"a table with `function`.*rivals.toml \[mine\]"),
+        (f'[mine]\nfunction = "{HERE}:attend"\nspeed = 2\n', "a table with `function`"),
+        (f'mine = "{HERE}:attend"\n', "a table with `function`"),
+        (f'[mine]\nfunction = "{HERE}:attend"\nlayout = "dense"\n', r"rivals.toml \[mine\].*must be bhsd or bshd"),
+        (f'[mine]\nfunction = "{HERE}:attend"\ngradients = 1\n', r"rivals.toml \[mine\].*must be true or false"),
+        ("[mine]\nfunction = 3\n", r"rivals.toml \[mine\].*must be a text"),
+        ('[mine]\nfunction = "tuned"\n', r"rivals.toml \[mine\].*`module:function`, but got 'tuned'"),
+        ('[mine]\nfunction = ":attend"\n', "`module:function`, but got ':attend'"),
+        ('[mine]\nfunction = "no_such_module:attend"\n', r"rivals.toml \[mine\].*no_such_module:attend cannot be"),
+        (f'[mine]\nfunction = "{HERE}:nowhere"\n', r"rivals.toml \[mine\].*nowhere"),
+        (f'[mine]\nfunction = "{HERE}:not_a_function"\n', r"rivals.toml \[mine\].*is of type int, and no function"),
+        (f'[a]\nfunction = "{HERE}:attend"\n[b]\nfunction = "{HERE}:attend"\n', r"rivals.toml \[b\].*twice"),
+        ("[mine\n", r"rivals.toml is not TOML"),
     ],
 )
 def test_a_file_in_disorder_is_refused(tmp_path: Path, text: str, problem: str) -> None:

@@ -12,10 +12,12 @@ import torch
 import triton
 
 from blocktune.db.store import ResultStore
+from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import LaunchSize
 from blocktune.runtime.autotuned.config import BYTES, PROGRAMS
 from blocktune.runtime.autotuned.settings import Measuring, Settings, set_measuring
 from blocktune.runtime.selection.ladder import Rung
+from blocktune.tuner.drop_in import decide
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import install
 from tests.support.fakes.fake_triton import FakeGpu, Launch
@@ -63,6 +65,27 @@ def test_after_a_warm_up_no_size_is_raced(
     sized, unknown = warnings_of(caplog)
     assert "another size is used for" in sized
     assert "nothing was measured for n=1000 (fp32 float), and the warm-up did not launch it. It gets" in unknown
+
+
+def test_after_a_warm_up_nothing_is_measured_on_an_unknown_gpu_either(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    def current_device() -> None:
+        raise LookupError("a GPU newer than the tables")
+
+    monkeypatch.setattr(decide, "current_device", current_device)
+    kernel = decorated()
+    assert block(gpu, kernel, 1 << 20) == 256  # by Triton's tuner
+    request.addfinalizer(partial(set_measuring, Measuring.ON))
+    set_measuring(Measuring.OFF)
+    launches = len(gpu.launches)
+    assert block(gpu, kernel, 1000) == 128  # the first of the list
+    assert len(gpu.launches) == launches + 1
+    facts, unknown = warnings_of(caplog)
+    assert "the facts of its GPU" in facts
+    assert "nothing was measured for n=1000 (fp32 float), and the warm-up did not launch it" in unknown
+    with pytest.raises(UsageError, match="is strict, but none of its 6 configs was measured"):
+        block(gpu, decorated(strict=True), 1000)
 
 
 def test_launches_that_tell_nothing_are_not_raced(gpu: FakeGpu, path: Path) -> None:

@@ -83,12 +83,14 @@ def test_a_branch_with_a_table_leads_to_all_of_its_places() -> None:
     assert [one.address for one in product_loop(code)] == [0x40, 0x50, 0x60]
 
 
-def test_code_without_loops_is_its_own_loop_and_lines_may_be_unknown() -> None:
+def test_code_without_loops_counts_as_a_whole_and_lines_may_be_unknown() -> None:
     code = parse_listing(
         "        /*0000*/                   LDL R4, [R1] ;\n        /*0010*/                   EXIT ;\n"
     )
     assert product_loop(code) == code
-    assert InstructionMix.of(code).reloads == (("unknown line", 1),)
+    mix = InstructionMix.of(code)
+    assert (mix.loop, mix.reloads) == ({}, (("unknown line", 1),))
+    assert mix.total["spilled registers"] == 1
 
 
 def test_no_instruction_has_two_kinds() -> None:

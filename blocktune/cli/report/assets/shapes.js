@@ -244,8 +244,8 @@ BT.kernelParts = () => {
   BT.hint("kernels", found.length, "Winners of your own Triton kernels: launch them under `blocktune.install()`, or `tune run MODULE:KERNEL`.");
   if (!found.length) return null;
   return BT.tableOf(
-    ["kernel", "key", "GPU", "config", "µs", "over the first", "configs"],
-    found.map((each) => [each.kernel, each.key, each.device, each.config, BT.number(each.time_us, 1), each.over_default === null ? "–" : BT.number(each.over_default, 3), String(each.configs)]),
+    ["kernel", "key", "GPU", "config", "µs", "over the first", "configs", "what decides"],
+    found.map((each) => [each.kernel, each.key, each.device, each.config, BT.number(each.time_us, 1), each.over_default === null ? "–" : BT.number(each.over_default, 3), String(each.configs), each.importance || "–"]),
   );
 };
 

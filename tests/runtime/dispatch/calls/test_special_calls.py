@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
+from torch.torch_version import TorchVersion
 
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
@@ -287,3 +288,20 @@ def test_pytorch_competes_where_its_scores_fit_in_little_memory(
     monkeypatch.setattr(snapshot, "_nobody", lambda shape: "PyTorch's is faster")
     dispatcher(*three(64))
     assert bool(kernel.launched) is not competes
+
+
+@pytest.mark.parametrize(
+    ("version", "refuses"),
+    [
+        ("2.13.1+cu130", False),
+        ("2.14.0.dev20260901", True),
+        ("2.14.0.dev20260901+cu130", True),
+        ("2.14.0a0+git3f9696f", True),
+        ("2.14.0rc1", True),
+        ("2.14.0", True),
+        ("2.15.0a0", True),
+    ],
+)
+def test_builds_before_a_release_answer_as_it_does(version: str, refuses: bool) -> None:
+    """From 2.14 on, PyTorch itself refuses a mask together with is_causal."""
+    assert (TorchVersion(version) >= torch_attention.FIRST_REFUSING) is refuses
