@@ -185,7 +185,7 @@ class Engine(SourcedEngine):
     ) -> Results | TorchPlan:
         """Return `serve` of copies with zeros."""
         resolver = self._resolver
-        kind = call.kind(query, key, value), needs_gradients(query, key, value, call.extras.sinks), lse
+        kind = call.kind(query, key, value), needs_gradients(query, key, value, call.extras.sinks, call.extras.mask), lse
         if kind in resolver.unpadded:
             return resolver.unpadded[kind]
 
@@ -224,7 +224,7 @@ class Engine(SourcedEngine):
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
         competes = not lse and is_sdpa_call(query, key, call)
-        if needs_gradients(query, key, value, call.extras.sinks):
+        if needs_gradients(query, key, value, call.extras.sinks, call.extras.mask):
             use = PlanUse(sums=True, competes=competes)
             found = self.plan(query, key, value, call, Direction.BACKWARD, use)
             if isinstance(found, TorchPlan):
