@@ -185,7 +185,11 @@ class Engine(SourcedEngine):
     ) -> Results | TorchPlan:
         """Return `serve` of copies with zeros."""
         resolver = self._resolver
-        kind = call.kind(query, key, value), needs_gradients(query, key, value, call.extras.sinks, call.extras.mask), lse
+        kind = (
+            call.kind(query, key, value),
+            needs_gradients(query, key, value, call.extras.sinks, call.extras.mask),
+            lse,
+        )
         if kind in resolver.unpadded:
             return resolver.unpadded[kind]
 

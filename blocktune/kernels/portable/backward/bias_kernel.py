@@ -48,7 +48,10 @@ def bias_kernel(
     own_batch, own_head = own // own_heads, own % own_heads
     sequence = SequenceBounds(seqlen_q, seqlen_k, diagonal, window_left, window_right)
     steps = batches * heads * read_tiles
-    begin, stop = (steps.to(tl.int64) * part // parts).to(tl.int32), (steps.to(tl.int64) * (part + 1) // parts).to(tl.int32)
+    begin, stop = (
+        (steps.to(tl.int64) * part // parts).to(tl.int32),
+        (steps.to(tl.int64) * (part + 1) // parts).to(tl.int32),
+    )
     if not ONE_ROW:
         first_seen, stop_seen = tile_range(own_tile * BLOCK_M, sequence, OPTIONS)
         stop = tl.where((tile_n >= first_seen) & (tile_n < stop_seen), stop, begin)

@@ -1,5 +1,5 @@
-"""The gradient of an additive mask: the kernel with every feature of a score, and whole calls of `attention` with a mask
-that requires one, in Triton's interpreter on the CPU, compiled where a GPU is. What is right comes from float64."""
+"""The gradient of an additive mask: the kernel with every feature of a score, and whole calls of `attention`, in Triton's
+interpreter on the CPU, compiled where a GPU is. What is right comes from float64."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,15 @@ TOLERANCE = {"bfloat16": 1.5e-2, "float16": 2e-3, "float32": 2e-5}
 DTYPES = [own for own in TOLERANCE if ON_GPU or own != "bfloat16"]  # interpreted it is garbage
 SMALL = BiasTile(16, 16, 4, 1)
 INFINITE = float("inf")
-BROADCASTS = [(1, 1, 40, 37), (2, 4, 40, 37), (1, 4, 40, 37), (2, 1, 40, 37), (2, 1, 1, 37), (1, 4, 1, 37), (1, 1, 1, 37)]
+BROADCASTS = [
+    (1, 1, 40, 37),
+    (2, 4, 40, 37),
+    (1, 4, 40, 37),
+    (2, 1, 40, 37),
+    (2, 1, 1, 37),
+    (1, 4, 1, 37),
+    (1, 1, 1, 37),
+]
 
 
 def close(found: torch.Tensor, right: torch.Tensor, dtype: str) -> bool:
@@ -103,7 +111,9 @@ def leaves(dtype: str, dim: int, bias_dtype: str, sizes: tuple[int, ...]) -> lis
     torch.manual_seed(1)
     made = [torch.randn(2, heads, rows, dim, device=DEVICE) for heads, rows in ((4, 40), (2, 37), (2, 37))]
     tensors = [own.to(getattr(torch, dtype)) for own in made]
-    return [own.requires_grad_() for own in (*tensors, torch.randn(sizes, device=DEVICE).to(getattr(torch, bias_dtype)))]
+    return [
+        own.requires_grad_() for own in (*tensors, torch.randn(sizes, device=DEVICE).to(getattr(torch, bias_dtype)))
+    ]
 
 
 @runs
@@ -196,7 +206,9 @@ def test_checkpoints_and_second_derivatives(dispatcher: Dispatcher) -> None:
 
 
 def test_tiles_fit_the_shared_memory() -> None:
-    shape = AttentionShape(batch=1, num_heads=4, num_heads_kv=4, seqlen_q=512, seqlen_k=512, head_dim=256, head_dim_v=256)
+    shape = AttentionShape(
+        batch=1, num_heads=4, num_heads_kv=4, seqlen_q=512, seqlen_k=512, head_dim=256, head_dim_v=256
+    )
     assert bias_tile(shape, 1 << 16) is TILES[4]
     assert bias_tile(replace(shape, head_dim=64, head_dim_v=64), 232_448) is TILES[0]
     assert bias_tile(replace(shape, head_dim=64, head_dim_v=64, dtype="float32"), 232_448).block_m <= 64
