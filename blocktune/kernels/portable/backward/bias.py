@@ -15,6 +15,8 @@ PROGRAMS = 264
 """Below this many tiles a mask is summed up in parts: two programs for each multiprocessor of an H200. A constant, so
 that the bits do not depend on the GPU."""
 
+EXCHANGE_BYTES = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class BiasTile:
@@ -26,9 +28,9 @@ class BiasTile:
     num_stages: int
 
     def shared_bytes(self, shape: AttentionShape) -> int:
-        """Return the shared memory of the tiles that are loaded ahead."""
+        """Return the shared memory of the tiles that are loaded ahead, with room for what goes between warps."""
         columns = padded_width(shape.head_dim) + padded_width(shape.head_dim_v)
-        return (self.block_m + self.block_n) * columns * shape.element_bytes * self.num_stages
+        return (self.block_m + self.block_n) * columns * shape.element_bytes * self.num_stages + EXCHANGE_BYTES
 
 
 TILES = (
