@@ -255,7 +255,7 @@ def mathematics_gradients(
 def mathematics_gradient_of_bias(
     query: Tensor, key: Tensor, value: Tensor, call: Call, grad: Tensor, grad_lse: Tensor | None
 ) -> Tensor:
-    """Return the gradient of the additive mask of `mathematics`, contiguous. grad_lse: as in `mathematics_gradients`."""
+    """Return the gradient of the additive mask of `mathematics`, contiguous. grad_lse: None for 0."""
     assert call.extras.mask is not None
     mask = call.extras.mask.detach().requires_grad_()
     call = replace(call, extras=replace(call.extras, mask=mask))
@@ -277,7 +277,8 @@ def _differentiate(
         wants_lse = call.features.dropout or grad_lse is not None
         again = mathematics(query, key, value, call, lse=wants_lse)
         outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
-        return torch.autograd.grad(outputs, leaves, grads)
+        found: tuple[Tensor, ...] = torch.autograd.grad(outputs, leaves, grads)
+        return found
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def plain_attention(problem: Problem) -> Tensor:
 
 
 def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
-    """The output, and with `grad` the gradients of query, key and value, and of mask, slopes and sinks that require one."""
+    """The output, and with `grad` the gradients of query, key, value, mask, slopes and sinks that need one."""
     exact = problem.to(torch.float64)
     leaves = tuple(tensor.requires_grad_(grad is not None) for tensor in (exact.query, exact.key, exact.value))
     exact = replace(exact, query=leaves[0], key=leaves[1], value=leaves[2])
@@ -189,7 +189,7 @@ def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple
 
 
 def _of_features(problem: Problem, by_score: Tensor, by_sink: Tensor) -> list[Tensor]:
-    """Those of mask, slopes and sinks. by_score, by_sink: those of a bias [batch, heads, rows, keys], and of a row's sink."""
+    """Those of what is wanted. by_score, by_sink: those of a bias [batch, heads, rows, keys], and of a row's sink."""
     found = []
     for leaf in problem.wanted:
         if leaf is problem.sinks:

@@ -1,4 +1,4 @@
-"""The gradient of an additive mask: the kernel with every feature of a score, and whole calls of `attention`, in Triton's
+"""The gradient of an additive mask: the kernel with every feature of a score, and whole calls, in Triton's
 interpreter on the CPU, compiled where a GPU is. What is right comes from float64."""
 
 from dataclasses import replace
