@@ -7,6 +7,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from operator import is_not
 from typing import Any, Protocol
@@ -19,7 +20,8 @@ from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.dropout import drawn_words
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.runtime.dispatch.launches.launch_replays import CHANCES, MAX_LAYOUTS, BackwardReplay, ForwardReplay
 from blocktune.runtime.dispatch.launches.layout import Layout
@@ -33,7 +35,7 @@ CallValues = tuple[BlockMask | None, int, int]
 
 NO_VALUES: CallValues = None, 0, 0
 
-QKV_GRADIENTS = True, True, True, False, False
+QKV_GRADIENTS = True, True, True, False, False, False
 """`needs_input_grad` of most calls of `Attention`: query, key and value need a gradient."""
 
 OFFSET_STEP = 4
@@ -58,6 +60,7 @@ class KernelCall:
 
     __slots__ = (
         "_backward_replays",
+        "_call",
         "_extras",
         "_forward_replay",
         "_mask",
@@ -85,6 +88,7 @@ class KernelCall:
         ahead: Launch | None = None,
     ) -> None:
         self.scale, self.drops = call.scale, call.features.dropout
+        self._call = replace(call, extras=NO_EXTRAS)  # tensors are not kept
         self.forward, self.backward = forward, backward
         self.lse, self.ahead = lse, ahead
         given = zip(EXTRA_TENSORS, call.tensors, strict=True)
@@ -122,7 +126,8 @@ class KernelCall:
         sinks = None if self._sinks is None else tensors[self._sinks]
         if self._mask is not None:  # checkpoints compare what is saved with that of the first call
             tensors = self._with_whole_mask(tensors)
-        found = _apply(query, key, value, sinks, (self, tensors, drawn))  # `apply_autograd`, without a call of it
+        bias = self.bias_of(tensors)
+        found = _apply(query, key, value, sinks, bias, (self, tensors, drawn))  # `apply_autograd`, without a call of it
         return found if self.lse else (found, None)
 
     def run(
@@ -164,6 +169,23 @@ class KernelCall:
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors of one of the calls, if there are any."""
         return None if self._sinks is None else tensors[self._sinks]
+
+    def bias_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Return the mask among the tensors of one of the calls, if there is one."""
+        return None if self._mask is None else tensors[self._mask[0]]
+
+    def gradient_of_bias(
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
+    ) -> Tensor:
+        """Return the gradient of the additive mask. The arguments are those of `gradients`."""
+        from blocktune.kernels.portable.backward.bias import bias_gradient
+
+        tensors = self.layout.to_heads_first(*saved[:4], grad)
+        q, k, v, out, dout = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in tensors)
+        extras = self.extras_of(self._with_whole_mask(saved[5:]), *call_values).with_grad_lse(grad_lse)
+        shape = self._call.shape(q, k, v, Direction.BACKWARD)
+        found: Tensor = bias_gradient(shape, q, k, v, out, dense(saved[4]), dout, self.scale, extras)
+        return found
 
     def _gradients_of(
         self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
@@ -239,12 +261,18 @@ class DifferentiableCall(Protocol):
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None: ...
 
+    def bias_of(self, tensors: Sequence[Tensor]) -> Tensor | None: ...
+
+    def gradient_of_bias(
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
+    ) -> Tensor: ...
+
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
     """A call's output, and log-sum-exp if it is wanted, by the plans of both directions. The gradients have none
     themselves.
 
-    The sinks are those of the extras, named apart since they may require a gradient.
+    Sinks and bias (the mask) are those of the extras, named apart since they may require a gradient.
     """
 
     @staticmethod
@@ -254,9 +282,10 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
+        bias: Tensor | None,
         call: tuple[DifferentiableCall, tuple[Tensor, ...], CallValues],
     ) -> Any:
-        del sinks
+        del sinks, bias
         bound, tensors, call_values = call
         out, lse = bound.run(query, key, value, tensors, call_values)
         ctx.save_for_backward(query, key, value, out, lse, *tensors)
@@ -270,19 +299,18 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
         if ctx.needs_input_grad == QKV_GRADIENTS and grad_lse is None and grad is not None and not is_grad_enabled():
             bound, call_values = ctx.call
-            return *bound.gradients(ctx.saved_tensors, grad, None, call_values), None, None
+            return *bound.gradients(ctx.saved_tensors, grad, None, call_values), None, None, None
         if grad is None and grad_lse is None:
-            return (None,) * 5
+            return (None,) * 6
         if not is_grad_enabled():
             gradients = _gradients(ctx, grad, grad_lse)
         else:  # the caller wants second derivatives, which would be zeros
             with torch.no_grad():
                 gradients = _gradients(ctx, grad, grad_lse)
             gradients = FinalGradients.apply(*(one.requires_grad_() for one in gradients))
-        needs_query, needs_key, needs_value, *_ = ctx.needs_input_grad
-        dq, dk, dv, *of_sinks = gradients
-        inputs = dq if needs_query else None, dk if needs_key else None, dv if needs_value else None
-        return *inputs, *(of_sinks or (None,)), None
+        given = iter(gradients)
+        found = [next(given) if place < 3 or needed else None for place, needed in enumerate(ctx.needs_input_grad)]
+        return tuple(one if needed else None for one, needed in zip(found, ctx.needs_input_grad, strict=True))
 
 
 _apply = super(torch.autograd.Function, Attention).apply
@@ -298,21 +326,26 @@ def apply_autograd(
     call_values: CallValues,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output and, if it is wanted, the log-sum-exp, differentiable both."""
-    found = _apply(query, key, value, bound.sinks_of(tensors), (bound, tensors, call_values))
+    sinks, bias = bound.sinks_of(tensors), bound.bias_of(tensors)
+    found = _apply(query, key, value, sinks, bias, (bound, tensors, call_values))
     return found if bound.lse else (found, None)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value, and of sinks if they need one."""
+    """Return the gradients of query, key and value, and of sinks and bias if they need one."""
     bound: DifferentiableCall
     bound, call_values = ctx.call
     saved: tuple[Tensor, ...] = ctx.saved_tensors
     grad = torch.zeros_like(saved[3]) if grad is None else grad
     gradients = bound.gradients(saved, grad, grad_lse, call_values)
-    if not ctx.needs_input_grad[3]:
-        return gradients
-    out, dout = bound.layout.to_heads_first(saved[3], grad)
-    return *gradients, gradient_of_sinks(out, saved[4], dout, grad_lse, bound.sinks_of(saved[5:]))
+    *_, needs_sinks, needs_bias, _ = ctx.needs_input_grad
+    if needs_sinks:
+        out, dout = bound.layout.to_heads_first(saved[3], grad)
+        of_sinks = gradient_of_sinks(out, saved[4], dout, grad_lse, bound.sinks_of(saved[5:]))
+        gradients = *gradients, of_sinks
+    if needs_bias:
+        gradients = *gradients, bound.gradient_of_bias(saved, grad, grad_lse, call_values)
+    return gradients
 
 
 class FinalGradients(torch.autograd.Function):  # type: ignore[misc]

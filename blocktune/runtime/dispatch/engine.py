@@ -32,7 +32,12 @@ from blocktune.runtime.dispatch.obstacles import (
 from blocktune.runtime.dispatch.resolver import MAX_PLANS
 from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
 from blocktune.runtime.dispatch.sourced_engine import SourcedEngine
-from blocktune.runtime.dispatch.torch_math import is_sdpa_call, mathematics, mathematics_gradients
+from blocktune.runtime.dispatch.torch_math import (
+    is_sdpa_call,
+    mathematics,
+    mathematics_gradient_of_bias,
+    mathematics_gradients,
+)
 from blocktune.runtime.store_reader.sources import ConfigSource
 
 Plans = tuple[KernelPlan, KernelPlan | None]
@@ -185,7 +190,11 @@ class Engine(SourcedEngine):
     ) -> Results | TorchPlan:
         """Return `serve` of copies with zeros."""
         resolver = self._resolver
-        kind = call.kind(query, key, value), needs_gradients(query, key, value, call.extras.sinks), lse
+        kind = (
+            call.kind(query, key, value),
+            needs_gradients(query, key, value, call.extras.sinks, call.extras.mask),
+            lse,
+        )
         if kind in resolver.unpadded:
             return resolver.unpadded[kind]
 
@@ -224,7 +233,7 @@ class Engine(SourcedEngine):
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
         competes = not lse and is_sdpa_call(query, key, call)
-        if needs_gradients(query, key, value, call.extras.sinks):
+        if needs_gradients(query, key, value, call.extras.sinks, call.extras.mask):
             use = PlanUse(sums=True, competes=competes)
             found = self.plan(query, key, value, call, Direction.BACKWARD, use)
             if isinstance(found, TorchPlan):
@@ -284,6 +293,28 @@ class Engine(SourcedEngine):
             extras = call.extras.with_grad_lse(grad_lse)
             return plans[1].backward(query, key, value, out, lse, grad, call.scale, extras)
         return mathematics_gradients(query, key, value, call, grad, grad_lse)
+
+    def gradient_of_bias(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        call: Call,
+        *,
+        grad_lse: Tensor | None = None,
+    ) -> Tensor:
+        """Return the gradient of the additive mask of `forward`, contiguous."""
+        call = call.over(query, key)
+        plans = self._plans_of_both(query, key, value, call)
+        if plans is None:
+            return mathematics_gradient_of_bias(query, key, value, call, grad, grad_lse)
+        tensors = [tensor for tensor in call.tensors if tensor is not None]
+        call_values = call.extras.block_mask, call.extras.seed, call.extras.offset
+        saved = query, key, value, out, lse, *tensors
+        return KernelCall(call, *plans, lse=True).gradient_of_bias(saved, grad, grad_lse, call_values)
 
     def _plans_of_both(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call

@@ -35,8 +35,6 @@ def call_obstacle(
         return "a tensor has no strides"
     if attn_mask is not None and attn_mask.layout is not torch.strided:
         return "attn_mask has no strides"
-    if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
-        return "attn_mask requires a gradient, which our kernels do not compute"
     if dropout_p and is_capturing(query):
         return "a captured CUDA graph would drop the same pairs in every replay"
     return None

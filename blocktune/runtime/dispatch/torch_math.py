@@ -1,8 +1,9 @@
 """The fallback for a call that no kernel of ours serves: PyTorch, with the same meaning and differentiable by
 autograd."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -245,14 +246,39 @@ def mathematics_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `mathematics` by autograd, laid out as `new_gradients` are. grad_lse: the gradient of the
     log-sum-exp, None for 0."""
-    leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
-    with torch.enable_grad(), autograd_within_an_op():
-        wants_lse = call.features.dropout or grad_lse is not None
-        again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
-        outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
-        found = torch.autograd.grad(outputs, leaves, grads)
+    q, k, v = leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
+    found = _differentiate(leaves, q, k, v, call, grad, grad_lse)
     dq, dk, dv = (with_strides_of(one, dense_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
     return dq, dk, dv
+
+
+def mathematics_gradient_of_bias(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, grad: Tensor, grad_lse: Tensor | None
+) -> Tensor:
+    """Return the gradient of the additive mask of `mathematics`, contiguous. grad_lse: None for 0."""
+    assert call.extras.mask is not None
+    mask = call.extras.mask.detach().requires_grad_()
+    call = replace(call, extras=replace(call.extras, mask=mask))
+    (found,) = _differentiate((mask,), query, key, value, call, grad, grad_lse)
+    return found.contiguous()
+
+
+def _differentiate(
+    leaves: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: Call,
+    grad: Tensor,
+    grad_lse: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of leaves that `mathematics` reads."""
+    with torch.enable_grad(), autograd_within_an_op():
+        wants_lse = call.features.dropout or grad_lse is not None
+        again = mathematics(query, key, value, call, lse=wants_lse)
+        outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
+        found: tuple[Tensor, ...] = torch.autograd.grad(outputs, leaves, grads)
+        return found
 
 
 @contextmanager

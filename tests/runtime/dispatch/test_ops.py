@@ -114,6 +114,16 @@ def test_masks_dropout_and_autocast(served: bool, request: pytest.FixtureRequest
     torch.testing.assert_close(out.float(), expected[0], atol=3e-2, rtol=3e-2)
 
 
+def test_a_mask_that_learns_where_no_kernel_serves() -> None:
+    leaves = [*inputs(), torch.randn(1, 4, 1, 24).requires_grad_()]
+
+    def attend(*tensors: Tensor) -> Tensor:
+        return attention(*tensors, enable_gqa=True)
+
+    graph, _ = compiled(attend)
+    torch.testing.assert_close(results(graph, leaves), results(lambda *own: sdpa(*own, enable_gqa=True), leaves))
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_dropout_in_a_graph_is_drawn_once(served: bool, request: pytest.FixtureRequest) -> None:
     if served:

@@ -38,7 +38,7 @@ def plain_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
         if case.kind.causal:
             rows, keys = (torch.arange(tensor.shape[2], device=tensor.device) for tensor in (query, key))
             seen = keys <= rows[:, None]
-        return Problem(query, key, value, scale_of(case), seen, bias)
+        return Problem(query, key, value, scale_of(case), seen, bias, mask=mask)
 
     rounds = case.kind.mask == "float32" and case.mode is not Mode.AUTOCAST and case.kind.dtype != "float32"
     return Calls(ours, None if rounds else theirs, problem, default)  # PyTorch rounds such a mask

@@ -96,8 +96,8 @@ class Case:
     hidden: `some` pairs at random, `rows`: some queries see no key, `all`, `none`, `left` and `right` padding. hides:
     what an additive mask has for hidden pairs, `infinity`, the `least` number of the mask's type, that of the tensors
     (`least_of_type`), or `mixed`. stray: one element of an additive mask is that number. needs: which of query, key,
-    value, ALiBi's slopes (a) and sinks (s) require gradients. dynamic: sizes are symbols to a compiler. unwritten: rows
-    of a part that sees no key are not numbers. wrong: what makes the call wrong.
+    value, an additive mask (m), slopes (a) and sinks (s) require gradients. dynamic: sizes are symbols to a compiler.
+    unwritten: rows of a part that sees no key are not numbers. wrong: what makes the call wrong.
     """
 
     kind: CompileClass

@@ -167,7 +167,8 @@ def _modes(draw: Callable[[Any], Any], kind: CompileClass) -> Mode:
 def _needs(draw: Callable[[Any], Any], kind: CompileClass) -> str:
     """Which tensors require gradients."""
     found: str = draw(st.sampled_from(("qkv", "qkv", "qkv", "q", "k", "v", "qk", "qv", "kv")))
-    for letter, has in (("a", kind.alibi), ("s", kind.sinks)):
+    has_bias = kind.mask in ("additive", "float32") and kind.entry is Entry.SDPA
+    for letter, has in (("m", has_bias), ("a", kind.alibi), ("s", kind.sinks)):
         if has and draw(st.booleans()):
             found += letter
     return found

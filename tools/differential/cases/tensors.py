@@ -34,8 +34,9 @@ class Inputs:
 
     @property
     def wanted(self) -> list[Tensor]:
-        """Slopes and sinks, of which a gradient is wanted."""
-        return [each for each in (self.slopes, self.sinks) if each is not None and each.requires_grad]
+        """Mask, slopes and sinks, of which a gradient is wanted."""
+        given = self.mask, self.slopes, self.sinks
+        return [each for each in given if each is not None and each.requires_grad]
 
     @property
     def memories(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +57,9 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
         _fill(view_of(sizes_k, kind.head_dim, case.key, dtype, generator), case, generator),
         _fill(view_of(sizes_k, kind.head_dim_v, case.value, dtype, generator), case, generator),
         view_of((batch, case.heads, rows_q), kind.head_dim_v, case.grad, dtype, generator).tensor,
-        mask_of(case, dtype, generator) if kind.mask != "none" else None,
+        mask_of(case, dtype, generator).requires_grad_(kind.gradients and "m" in case.needs)
+        if kind.mask != "none"
+        else None,
         _require_grad(slopes_of(case, generator), case, "a") if kind.alibi else None,
         _require_grad(sinks_of(case, dtype, generator), case, "s") if kind.sinks else None,
     )

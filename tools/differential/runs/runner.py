@@ -156,7 +156,7 @@ def _judged(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[Tensor
     theirs, wider = _theirs(case, inputs, calls, problem, grad)
     told = _differences(case, inputs, results, theirs)
     poisoned = is_poisoned(case)
-    names = ["out", *"qkv", *(name for name in "as" if name in needed)]
+    names = ["out", *"qkv", *(name for name in "mas" if name in needed)]
     comparisons = []
     chosen = ["out", *needed]
     for result in results if not told else ():

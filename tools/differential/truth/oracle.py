@@ -18,7 +18,7 @@ class Problem:
     """What is to be computed: query [batch, heads, rows, columns], key and value with heads_kv of them.
 
     seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64. sinks: [heads], a
-    logit that joins the softmax of every row of a head. slopes: what the bias was made of. Slopes and sinks may
+    logit that joins the softmax of every row of a head. slopes, mask: what the bias was made of. These and sinks may
     require gradients.
     """
 
@@ -31,11 +31,13 @@ class Problem:
     softcap: float = 0.0
     sinks: Tensor | None = None
     slopes: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def wanted(self) -> list[Tensor]:
-        """Slopes and sinks, of which a gradient is wanted."""
-        return [each for each in (self.slopes, self.sinks) if each is not None and each.requires_grad]
+        """Mask, slopes and sinks, of which a gradient is wanted."""
+        given = self.mask, self.slopes, self.sinks
+        return [each for each in given if each is not None and each.requires_grad]
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """The same in another type, of new tensors."""
@@ -83,7 +85,7 @@ def plain_attention(problem: Problem) -> Tensor:
 
 
 def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
-    """The output, and with `grad` the gradients of query, key and value, and of slopes and sinks that require one."""
+    """The output, and with `grad` the gradients of query, key, value, mask, slopes and sinks that need one."""
     exact = problem.to(torch.float64)
     leaves = tuple(tensor.requires_grad_(grad is not None) for tensor in (exact.query, exact.key, exact.value))
     exact = replace(exact, query=leaves[0], key=leaves[1], value=leaves[2])
@@ -187,7 +189,7 @@ def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple
 
 
 def _of_features(problem: Problem, by_score: Tensor, by_sink: Tensor) -> list[Tensor]:
-    """Those of slopes and sinks. by_score, by_sink: those of a bias [batch, heads, rows, keys], and of a row's sink."""
+    """Those of what is wanted. by_score, by_sink: those of a bias [batch, heads, rows, keys], and of a row's sink."""
     found = []
     for leaf in problem.wanted:
         if leaf is problem.sinks:

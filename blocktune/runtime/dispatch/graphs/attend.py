@@ -93,24 +93,24 @@ def _attend(
     all_given = tuple(given.values())
     if is_transformed():
         return mathematics(query, key, value, call.call(all_given, lengths), lse=lse)
-    if needs_gradients(given.get("mask"), given.get("alibi_slopes")):
-        _check_biases(given)
+    if needs_gradients(given.get("alibi_slopes")):
+        _check_slopes(given)
         out, sums = mathematics(query, key, value, call.call(all_given, lengths), lse=lse)
         return permute_like(query, out), sums
     out, sums = apply_autograd(TracedCall(call, lengths), query, key, value, all_given, NO_VALUES)
     return out, query.new_empty(0) if sums is None else sums
 
 
-def _check_biases(given: Mapping[str, Tensor]) -> None:
-    """Check that a graph can hold the mathematics of a call whose mask or slopes require a gradient.
+def _check_slopes(given: Mapping[str, Tensor]) -> None:
+    """Check that a graph can hold the mathematics of a call whose slopes require a gradient.
 
     Raises:
         UsageError: it cannot, since they read the numbers that pairs are dropped by on the host.
     """
     if DRAWN in given:
         raise UsageError(
-            "A compiled graph with dropout computes no gradient of masks and slopes, but one requires it. Detach it, "
-            "or call attention outside the graph (torch.compiler.disable)."
+            "A compiled graph with dropout computes no gradient of slopes, but they require it. Detach them, or call "
+            "attention outside the graph (torch.compiler.disable)."
         )
 
 
@@ -144,14 +144,28 @@ class TracedCall:
     ) -> tuple[Tensor, ...]:
         """Return the gradients of query, key and value, as `KernelCall.gradients` does."""
         del call_values
-        (query, key, value, out, lse), tensors = saved[:5], saved[5:]
-        results, asked = (out, lse, grad, grad_lse), (tensors, self._lengths, self._call.text)
-        dq, dk, dv = self._op("attention_backward")(query, key, value, *results, *asked)
+        dq, dk, dv = self._op("attention_backward")(*self._of_backward(saved, grad, grad_lse))
         return dq, dk, dv
+
+    def gradient_of_bias(
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
+    ) -> Tensor:
+        """Return the gradient of the additive mask, as `KernelCall.gradient_of_bias` does."""
+        del call_values
+        found: Tensor = self._op("attention_bias_backward")(*self._of_backward(saved, grad, grad_lse))
+        return found
+
+    def _of_backward(self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None) -> tuple[Any, ...]:
+        """Return the arguments of the ops of a backward."""
+        return *saved[:5], grad, grad_lse, saved[5:], self._lengths, self._call.text
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors, if there are any."""
         return dict(zip(self._call.tensors, tensors, strict=True)).get("sinks")
+
+    def bias_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Return the mask among the tensors, if there is one."""
+        return dict(zip(self._call.tensors, tensors, strict=True)).get("mask")
 
     def _op(self, name: str) -> Any:
         return getattr(OPS, name + self._kind).default

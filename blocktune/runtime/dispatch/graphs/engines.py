@@ -39,6 +39,19 @@ class GraphEngine(Protocol):
         remember: Remember | None,
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
+    def gradient_of_bias(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        call: Call,
+        *,
+        grad_lse: Tensor | None,
+    ) -> Tensor: ...
+
 
 _engines: "WeakValueDictionary[int, GraphEngine]" = WeakValueDictionary()
 _numbers = count()

@@ -32,6 +32,15 @@ def backward_flops(
     return flops * _pairs(query, key, tensors, lengths, text)
 
 
+def bias_flops(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None,
+    tensors: Any, lengths: Lengths, text: str, **_: Any,
+) -> int:  # fmt: skip
+    """Return the FLOPs of scores and their gradient."""
+    del out, lse, grad, grad_lse
+    return forward_flops(query, key, value, tensors, lengths, text)
+
+
 def plain_flops(query: Tensor, key: Tensor, value: Tensor, *options: Any, **_: Any) -> int:
     """Return the FLOPs of a call without features."""
     del options

@@ -1,11 +1,12 @@
-"""`blocktune::attention_forward` and `blocktune::attention_backward`: how a compiled graph calls our kernels.
+"""`blocktune::attention_forward` and `blocktune::attention_backward`: how a compiled graph calls our kernels. The
+gradient of an additive mask has an op of its own, `blocktune::attention_bias_backward`.
 
 The graph holds the call and the number of its dispatcher, not the config: that is looked up when the op runs, as in an
 eager call, with the shapes of then. Eager calls do not come here, since an op costs more than a launch. The ops have no
 formula of autograd, which PyTorch would run in Python in every call of a graph: attend.py puts our autograd function
 around them, of which nothing is left in a graph that runs.
 
-With dropout the ops are `attention_forward_dropout` and `attention_backward_dropout`. They read their seed, a tensor on
+With dropout the names of the ops end in `_dropout`. They read their seed, a tensor on
 the CPU that the graph draws again in every run, when they are called, so a CUDA graph must not hold them: replays would
 drop the same pairs for ever. Their tag says so to `torch.compile(mode="reduce-overhead")`, which captures what is
 before and after them.
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from blocktune.runtime.dispatch.graphs.engines import engine_of
-from blocktune.runtime.dispatch.graphs.flops import backward_flops, forward_flops
+from blocktune.runtime.dispatch.graphs.flops import backward_flops, bias_flops, forward_flops
 from blocktune.runtime.dispatch.graphs.graph_call import graph_call
 from blocktune.runtime.dispatch.launches.results import empty_output, new_gradients
 
@@ -70,6 +71,20 @@ def _backward(
     return engine.backward(query, key, value, out, lse, grad, call, grad_lse=grad_lse, remember=remember)
 
 
+def _bias_backward(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None,
+    tensors: Sequence[Tensor], lengths: Sequence[int] | None, text: str,
+) -> Tensor:  # fmt: skip
+    asked = graph_call(text)
+    engine = engine_of(asked.dispatcher)
+    bound = engine.find_call(_options("backward", lengths, text), query, key, value, *asked.guarded(tensors))
+    if bound is not None:
+        extras, call_values = asked.parts(tensors)
+        return bound.gradient_of_bias((query, key, value, out, lse, *extras), grad, grad_lse, call_values)
+    call = asked.call(tensors, lengths)
+    return engine.gradient_of_bias(query, key, value, out, lse, grad, call, grad_lse=grad_lse)
+
+
 def _options(op: str, lengths: Sequence[int] | None, text: str) -> tuple[Any, ...]:
     """Return the options by which the fast path knows an op."""
     return op, text, None if lengths is None else tuple(lengths)
@@ -92,6 +107,15 @@ def _fake_backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> t
     return new_gradients(query, key, value, packed=False)
 
 
+def _fake_bias_backward(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None,
+    tensors: Sequence[Tensor], lengths: Sequence[int] | None, text: str,
+) -> Tensor:  # fmt: skip
+    del query, key, value, out, lse, grad, grad_lse, lengths
+    mask = tensors[graph_call(text).tensors.index("mask")]
+    return mask.new_empty(mask.shape)
+
+
 def _define(
     name: str, arguments: str, results: int, kernel: Any, fake: Any, flops: Any, tags: Sequence[torch.Tag]
 ) -> None:
@@ -108,3 +132,4 @@ for _kind, _tags in _TAGS.items():
     _define(f"attention_forward{_kind}", _arguments, 2, _forward, _fake_forward, forward_flops, _tags)
     _arguments = f"{INPUTS}, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, {_ASKED}"
     _define(f"attention_backward{_kind}", _arguments, 3, _backward, _fake_backward, backward_flops, _tags)
+    _define(f"attention_bias_backward{_kind}", _arguments, 1, _bias_backward, _fake_bias_backward, bias_flops, _tags)

@@ -159,7 +159,7 @@ def _stays_pytorchs(given: SdpaArguments) -> bool:
     query, key, value, mask, *_ = given
     if any(tensor is not None and _is_wrapped(tensor) for tensor in given[:4]):
         return True
-    if mask is not None and (mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided):
+    if mask is not None and (mask.device != query.device or mask.layout is not torch.strided):
         return True
     if query.is_meta and not 0.0 <= given.dropout_p <= 1.0:
         return True  # without numbers PyTorch drops any share

@@ -156,17 +156,6 @@ def test_a_checkpoint_may_be_computed_again_the_short_way(kernels: Kernels, entr
     torch.testing.assert_close(got, expected)
 
 
-def test_a_mask_that_learns_is_pytorchs(kernels: Kernels) -> None:
-    leaves, dispatcher = inputs(), Dispatcher(ListSource())
-    mask = torch.randn(20, KEYS, requires_grad=True)
-    (got,), (expected,) = (
-        torch.autograd.grad(attend(*leaves, mask, enable_gqa=True).square().sum(), mask)
-        for attend in (dispatcher, sdpa)
-    )
-    torch.testing.assert_close(got, expected)
-    assert kernels[0].launched == []
-
-
 def test_any_call_of_pytorchs_attention_is_the_same_by_ours(kernels: Kernels) -> None:
     dispatcher, served = Dispatcher(ListSource()), 0
 
