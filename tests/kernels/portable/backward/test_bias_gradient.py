@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from blocktune import Dispatcher
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.portable.backward.bias import TILES, BiasTile, bias_gradient, bias_tile
+from blocktune.kernels.portable.backward.bias import NARROW_TILE, TILES, BiasTile, bias_gradient, bias_tile
 from blocktune.kernels.values.dropout import keep_mask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
@@ -228,6 +228,7 @@ def test_tiles_fit_the_shared_memory() -> None:
     shape = AttentionShape(
         batch=1, num_heads=4, num_heads_kv=4, seqlen_q=512, seqlen_k=512, head_dim=256, head_dim_v=256
     )
-    assert bias_tile(shape, 1 << 17) is TILES[4]
-    assert bias_tile(replace(shape, head_dim=64, head_dim_v=64), 232_448) is TILES[0]
+    assert bias_tile(shape, 1 << 17) is TILES[3]
+    assert bias_tile(replace(shape, head_dim=64, head_dim_v=64), 232_448) is NARROW_TILE
+    assert bias_tile(replace(shape, head_dim=128, head_dim_v=64), 232_448) is TILES[0]
     assert bias_tile(replace(shape, head_dim=64, head_dim_v=64, dtype="float32"), 232_448).block_m <= 64
