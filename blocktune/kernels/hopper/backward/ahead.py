@@ -38,13 +38,6 @@ from blocktune.kernels.hopper.backward.bounds import (
     place_walk,
     rotate,
 )
-from blocktune.kernels.hopper.backward.columns import (
-    add_to_gradient,
-    await_gradient,
-    await_gradient_and,
-    count_panels,
-    multiply_rows,
-)
 from blocktune.kernels.hopper.backward.steps import (
     State,
     head_of,
@@ -57,6 +50,13 @@ from blocktune.kernels.hopper.backward.wide.steps import hidden_zero
 from blocktune.kernels.hopper.biases.of_keys import choose_slopes, mask_of_block
 from blocktune.kernels.hopper.common.device_functions import in_register_order, reinterpret
 from blocktune.kernels.hopper.common.slots import next_slot
+from blocktune.kernels.hopper.common.tailed_columns import (
+    add_to_gradient,
+    await_gradient,
+    await_gradient_and,
+    count_panels,
+    multiply_rows,
+)
 
 
 class Ahead(NamedTuple):

@@ -40,7 +40,6 @@ from blocktune.kernels.hopper.backward.bounds import (
     rotate,
     walk_of_head,
 )
-from blocktune.kernels.hopper.backward.columns import panel_of, scaled, two_panels
 from blocktune.kernels.hopper.backward.steps import (
     Operands,
     State,
@@ -64,6 +63,7 @@ from blocktune.kernels.hopper.biases.of_keys import prefetch_mask
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, in_register_order, reinterpret
 from blocktune.kernels.hopper.common.head_rows import load_panel, store_panel
 from blocktune.kernels.hopper.common.slots import Slot, first_slot, next_slot, receive
+from blocktune.kernels.hopper.common.tailed_columns import panel_of, scaled, two_panels
 
 
 @gluon.jit
