@@ -1,7 +1,7 @@
 """Times of training steps whose additive mask requires a gradient, beside who else computes it.
 
 python -m tools.bench.bias_gradients --out results/h200.bias-gradients.table.json
-python -m tools.bench.bias_gradients --tiles --out /tmp/tiles.json
+python -m tools.bench.bias_gradients --tiles --out tiles.json
 
 A step is a forward and a backward with the gradients of query, key, value and mask, which are checked against float32
 before they are timed. FlexAttention is compiled with the mask captured by its score function. `--tiles` times our pass

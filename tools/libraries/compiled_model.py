@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from blocktune.db.exchange.document import save_text
 from tests.support.ranks.document import new_document, table
 from tools.libraries.offline_check import versions_in
-from tools.libraries.package_process import paths_of, told_by
+from tools.libraries.package_process import paths_of, run_program
 
 PACKAGES = ("liger-kernel", "torchao")
 HIDDEN, TOKENS = 2048, 4096
@@ -133,7 +133,7 @@ def measure(folder: Path, seconds: float) -> list[list[str]]:
                 for name in ("triton", "inductor"):
                     shutil.rmtree(caches / name)
             words = ("compiled_model", "--play", tuner, first, str(out), str(folder))
-            lines, problem = told_by(words, paths_of(folder, PACKAGES), caches, end - time.monotonic())
+            lines, problem = run_program(words, paths_of(folder, PACKAGES), caches, end - time.monotonic())
             rows.append([title, *_cells(lines[-1], right, out)] if lines else [title, problem, *[""] * 5])
             sys.stdout.write("  ".join(rows[-1]) + "\n")
             sys.stdout.flush()

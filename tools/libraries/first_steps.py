@@ -25,7 +25,7 @@ import torch
 from blocktune.db.exchange.document import save_text
 from tests.support.ranks.document import new_document, table
 from tools.libraries.offline_check import versions_in
-from tools.libraries.package_process import paths_of, told_by
+from tools.libraries.package_process import paths_of, run_program
 from tools.libraries.public_calls import CALLS, LONG_CALLS
 
 TUNERS = {"Triton": {"TRITON_CACHE_AUTOTUNING": "1"}, "blocktune": dict[str, str]()}
@@ -140,15 +140,17 @@ def _cells(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def told_of(folder: Path, package: str, end: float) -> dict[tuple[str, str], list[dict[str, Any]]] | None:
-    """Return what the processes of a package tell, by tuner and start; None if one does not run to its end."""
+def lines_of_package(folder: Path, package: str, end: float) -> dict[tuple[str, str], list[dict[str, Any]]] | None:
+    """Return what the processes of a package print, by tuner and start; None if one does not run to its end."""
     told = {}
     with tempfile.TemporaryDirectory() as caches:
         for start in STARTS:
             for tuner, variables in TUNERS.items():
                 words = ("first_steps", "--play", tuner, str(folder), package)
                 seconds = end - time.monotonic()
-                lines, problem = told_by(words, paths_of(folder, [package]), Path(caches) / tuner, seconds, variables)
+                lines, problem = run_program(
+                    words, paths_of(folder, [package]), Path(caches) / tuner, seconds, variables
+                )
                 if problem:
                     sys.stdout.write(f"{package}: {tuner}, {start} start: {problem}\n")
                     return None
@@ -161,7 +163,7 @@ def measure(folder: Path, packages: Sequence[str], out: Path, seconds: float) ->
     end = time.monotonic() + seconds
     rows: list[Row] = json.loads(out.read_text())["rows"] if out.exists() else []
     for package in packages:
-        if time.monotonic() >= end or (told := told_of(folder, package, end)) is None:
+        if time.monotonic() >= end or (told := lines_of_package(folder, package, end)) is None:
             continue
         added = rows_of(package, told)
         rows = [row for row in rows if row[0] != package] + added

@@ -16,7 +16,7 @@ from tools.libraries.starts import caches_in
 MAX_ERROR = 300
 
 
-def told_by(
+def run_program(
     words: Sequence[str], paths: Sequence[Path], caches: Path, seconds: float, variables: Mapping[str, str] = {}
 ) -> tuple[list[dict[str, Any]], str]:
     """Run a program of this folder and return the objects that it prints, a line each, and its error.

@@ -40,7 +40,7 @@ def words(text: str) -> str:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
-    """Writes the module of the kernel in the working folder, which a process imports anew."""
+    """Return a function that writes the kernel's module in the working folder and makes the next import read it."""
     monkeypatch.chdir(tmp_path)
 
     def write(store: str) -> Path:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tools.libraries.first_steps import COLUMNS, STARTS, TUNERS, _imports, functions_of, rows_of
-from tools.libraries.package_process import paths_of, told_by
+from tools.libraries.package_process import paths_of, run_program
 from tools.libraries.public_calls import adasplash_entmax
 
 KEYS = [(tuner, start) for start in STARTS for tuner in TUNERS]
@@ -32,6 +32,6 @@ def test_a_process_that_fails_or_lasts_tells_why(tmp_path: Path) -> None:
     paths = paths_of(tmp_path, ["adasplash"])
     assert paths == [tmp_path / "adasplash", tmp_path / "deps"]
     words = ("first_steps", str(tmp_path), "adasplash")
-    lines, problem = told_by(words, paths, tmp_path / "caches", 60.0)
+    lines, problem = run_program(words, paths, tmp_path / "caches", 60.0)
     assert (lines, "--out is missing" in problem) == ([], True)
-    assert told_by(words, paths, tmp_path / "caches", 0.0)[1] == "it took longer than 0 s"
+    assert run_program(words, paths, tmp_path / "caches", 0.0)[1] == "it took longer than 0 s"

@@ -32,7 +32,6 @@ from blocktune.kernels.hopper.backward.layout import (
     mask_bounds,
     scale_arguments,
     sums_part,
-    tail_of,
     width_of,
 )
 from blocktune.kernels.hopper.backward.pre_and_post import (
@@ -222,8 +221,7 @@ class BackwardLaunch(BackwardLauncher):
         blocks = gradient_blocks(shape)
         constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.options.PARTS, unit
         rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
-        sides = width_of(shape) // (tail_of(shape) or width_of(shape) // 2)
-        grid = sides * blocks * shape.num_heads_kv * shape.batch, 2
+        grid = width_of(shape) // sums_part(shape) * blocks * shape.num_heads_kv * shape.batch, 2
         return (Step(join_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins),)
 
     def _space(self, spaces: dict[int, tuple[Rows, Workspace]], tokens: int, mask: MaskPass) -> tuple[Rows, Workspace]:
